@@ -138,8 +138,6 @@ _ELSEWHERE = {
     "RateLimitTransport": "httpx",
     "Throttle": "django.rest",
 }
-"""Names that need an extra."""
-
 _STAND_INS = {
     "FastAPILimiter": "LimitGate, with app.add_middleware(LimitGate, rules=[...], store='redis://...')",
     "RateLimitExceeded": "RateLimited",
@@ -149,7 +147,6 @@ _STAND_INS = {
     "SlowAPIMiddleware": "LimitGate",
     "get_remote_address": "nothing, as limits count by the client's address unless they have another key",
 }
-"""Names of other limiters."""
 
 
 # Hidden from type checkers, which would otherwise accept any name.

@@ -60,7 +60,6 @@ def host(request: ClientRequest) -> str:
 
 
 def _as_written(address: str) -> str:
-    """Write an IPv4-mapped IPv6 address like other libraries."""
     with suppress(AddressValueError):
         if mapped := IPv6Address(address).ipv4_mapped:
             return f"::ffff:{mapped}"
@@ -76,18 +75,15 @@ def repeatable(request: ClientRequest) -> bool:
 class RateLimitMiddleware(ThrottledClient):
     """Rate-limited client: ``aiohttp.ClientSession(middlewares=[RateLimitMiddleware("10/second")])``.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
-    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
-    Each followed redirect is a request. ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; `aclose`
-    closes a store that it opened. Processes that share the store share the limits.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
+    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
+    request. ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; `aclose` closes a store that it opened.
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
-    `TypeError` for an unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
 
-    A session doesn't close its middlewares: if this one opened a store, call `aclose` or use ``async with``. The
-    ``ClientTimeout(total=…)`` of a request includes the wait.
+    A session doesn't close its middlewares: call `aclose` or use ``async with``. ``ClientTimeout(total=…)`` includes the wait.
     """
 
     def __init__(
@@ -182,7 +178,7 @@ class _Outbound(AsyncTransport):
         return response
 
     def repeatable(self, request: ClientRequest) -> bool:
-        """True if the body is in memory and doesn't wait for a ``100 Continue``."""
+        """Needs a body in memory, without ``100 Continue``."""
         return (not request.body or isinstance(request.body, BytesPayload)) and "Expect" not in request.headers
 
     def is_unanswered(self, error: BaseException) -> bool:
@@ -190,7 +186,7 @@ class _Outbound(AsyncTransport):
 
 
 class _Along(StreamReader):
-    """The decoded body of a response, which is read along. What it lacks, such as its state, is that of the body."""
+    """A decoded body that is read along. Delegates all else to the body."""
 
     __slots__ = ("_reading", "_stream")
 
@@ -226,7 +222,6 @@ class _Along(StreamReader):
         return chunk
 
     def settle(self) -> asyncio.Future[Any]:
-        """Settle the request in the background."""
         return begin_to_finish(self._reading.over())
 
     async def _along(self, chunk: bytes) -> bytes:
@@ -242,7 +237,7 @@ for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total
 
 
 async def _read(response: ClientResponse) -> bytes | None:
-    """Read a decoded body; None if it is longer than `MOST_READ`, encoded or decoded, late or broken."""
+    """None if longer than `MOST_READ` in either form, late or broken."""
     # aiohttp doesn't decode nested encodings.
     if "," in response.headers.get("Content-Encoding", ""):
         return None

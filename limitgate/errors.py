@@ -59,25 +59,21 @@ _EXPECTED = {
     "string_type": "text",
     "too_short": "at least one entry, or omit the field",
 }
-"""Expected values, by pydantic's type of error. The only nested model is `ChargeIf`, the only pattern is that of names."""
+"""By pydantic's type of error."""
 
 _RATES = frozenset({"qps", "qpm", "qph", "qpd"})
-"""Fields that are a count in the period of their name."""
-
 _SECONDS = frozenset({"timeout"})
-"""Fields in seconds."""
-
 SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
-"""Values that never appear in a message."""
+"""Never shown in a message."""
 
 Field = tuple[str | int, ...]
-"""Path to a field inside an object, for example ``("limits", 0)``."""
+"""For example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Maximum number of errors of one kind in a report, because files may be hostile."""
+"""Errors of one kind per report; files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Too late, unreachable, out of memory, an error or malformed reply, or this process cannot send."""
+"""Too late, unreachable, out of memory, bad reply, or this process cannot send."""
 
 
 class LimitGateError(Exception):
@@ -85,17 +81,17 @@ class LimitGateError(Exception):
 
 
 class LimitGateDeprecationWarning(DeprecationWarning):
-    """Warns about a name, an option or a format that a later minor version removes. The message names the replacement.
+    """Warns about something that a later minor version removes. The message names the replacement.
 
-    Python shows it once per place. Turn it into an error in your tests: ``-W error::limitgate.LimitGateDeprecationWarning``.
+    Turn it into an error in your tests: ``-W error::limitgate.LimitGateDeprecationWarning``.
     """
 
 
 class ConfigError(LimitGateError, ValueError):
     """An error in a rule, a limit, a file or an option. The message ends with the expected value.
 
-    ``field`` is the path to the error inside the checked object. ``reason`` is the message without the path, ``file`` and
-    ``line``. ``others`` are further errors found with this one.
+    ``field`` is the path to the error in the checked object. ``reason`` is the message without path, ``file`` and ``line``.
+    ``others`` are further errors.
     """
 
     def __init__(self, message: str, field: Field = (), reason: str | None = None) -> None:
@@ -113,7 +109,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
-        """Make an error for a line of a file, counted from 1; None without a line."""
+        """Make an error for a line (from 1) of a file."""
         place = file if line is None else f"{file}:{line}"
         mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
         mistake.file, mistake.line = file, line
@@ -121,25 +117,25 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def first_of(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
-        """Return the first of several errors, with all others, each once."""
+        """Return the first error, with all others once."""
         first, *others = dict.fromkeys([each for mistake in mistakes for each in mistake.every])
         first.others = tuple(others)
         return first
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """Make an error from pydantic's report about ``what``. ``known`` are its valid fields."""
+        """Make an error from pydantic's report about ``what`` with ``known`` fields."""
         every = [mistake for detail in error.errors(include_url=False) for mistake in _mistakes(detail, known)]
         return cls.first_of([cls.at(field, reason, what) for field, reason in every])
 
     @classmethod
     def at(cls, field: Field, reason: str, what: str = "") -> ConfigError:
-        """Make an error for a field, of ``what`` if that has a name."""
+        """Make an error for a field of ``what``."""
         return cls(": ".join(filter(None, (what, spelled(field), reason))), field, reason)
 
     @classmethod
     def check_each(cls, values: Iterable[T], check: Callable[[T], object]) -> None:
-        """Check each entry of a list. The `ConfigError` contains the index of each invalid entry."""
+        """Check each entry of a list. The `ConfigError` names each index."""
         mistakes = []
         for place, value in enumerate(values):
             try:
@@ -177,7 +173,7 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
 
 
 def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
-    """Return the expected value, or pydantic's message ``said`` if none is known."""
+    """The expected value, or pydantic's message."""
     named = [part for part in field if isinstance(part, str)]
     if kind in ("tuple_type", "frozen_set_type", "list_type"):
         example = _LISTS.get(named[-1]) if named else None
@@ -192,7 +188,7 @@ def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
 
 
 def spelled(field: Field) -> str:
-    """Format a field: ``rules[0].limits[1]``. Long names are cut."""
+    """Format a field: ``rules[0].limits[1]``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part:.80}" for part in field).removeprefix(".")
 
 
@@ -211,8 +207,8 @@ class BodyError(LimitGateError):
 class StoreError(LimitGateError):
     """The store did not decide in time. ``fault`` is the kind of failure.
 
-    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` is the time in seconds
-    for which the store was silent while this process listened, if measured.
+    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` are the seconds of
+    silence, if measured.
     """
 
     def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
@@ -223,10 +219,7 @@ class StoreError(LimitGateError):
 
 
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that its `TypeError` for wrong arguments ends with an example of a call.
-
-    ``instead`` are further examples, by the name of a wrong argument. It costs a frame.
-    """
+    """Decorate a function so that its `TypeError` for wrong arguments shows an example, or one ``instead`` by argument."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -245,7 +238,7 @@ def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callab
 
 
 def wrong_way(mistake: str) -> Callable[..., NoReturn]:
-    """Make a method that raises `TypeError`, for ``with`` on an async limiter and ``async with`` on a sync one."""
+    """Make a method that raises `TypeError`, for the wrong kind of ``with``."""
 
     def enter(*_: object) -> NoReturn:
         raise TypeError(mistake)

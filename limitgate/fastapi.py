@@ -29,7 +29,7 @@ from limitgate.rules.options import AnyLimit, DependencyOptions, check_names, sh
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
-"""A key part: a name as in rules, or a dependency, also in ``Depends(...)`` or ``Annotated``."""
+"""A name as in rules, or a dependency, also in ``Depends`` or ``Annotated``."""
 
 
 class Refused(RateLimited, HTTPException):
@@ -52,11 +52,9 @@ class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
     Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
-    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, all others
-    are refunded.
-
-    All routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` has the limits and a digest
-    of the module.
+    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, the others
+    are
+    refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` is stable.
 
     Returns the `Decision`, or None if LimitGate is off or the request exempt. Works on WebSocket routes. Raises `ConfigError`
     like `Rule` and without `LimitGate`, and `TypeError` for results without an id.
@@ -139,7 +137,7 @@ show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
 
 
 def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
-    """Return a function that reads the body of a request of Starlette, for which FastAPI may have read it already."""
+    """FastAPI may have read the body already."""
 
     async def read(most: int) -> bytes:
         if hasattr(request, "_body"):
@@ -189,7 +187,7 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
 
 
 def _check_takes_request(part: Any) -> None:
-    """Reject ``request`` without annotation: FastAPI would read it from the query."""
+    """FastAPI would read an unannotated ``request`` from the query."""
     try:
         parameters = inspect.signature(_dependency(part)).parameters
     except (TypeError, ValueError):
@@ -228,7 +226,7 @@ def _name_of(part: Any) -> str:
 
 
 def _default_name(module: str, rule: Rule) -> str:
-    """The name stays the same when other limits are added; only equal limits are numbered."""
+    """Only equal limits are numbered, so the name stays the same."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     limits += [f"cost-{cost}" for cost in rule.own_costs.values() if isinstance(cost, int)]

@@ -38,7 +38,7 @@ NAME = "limitgate"
 class LimitGate:
     """Flask extension: ``LimitGate(app, rules="config/")``, or ``gate = LimitGate()`` and later ``gate.init_app(app)``.
 
-    Takes the options of `Settings`. Omitted options come from ``app.config`` (``LIMITGATE_RULES`` for ``rules``), then from
+    Takes the options of `Settings`; defaults come from ``app.config`` (``LIMITGATE_RULES`` for ``rules``), then from
     ``LIMITGATE_*`` variables. ``identify`` runs in a request context.
     """
 
@@ -101,9 +101,9 @@ def _configured(app: Flask) -> dict[str, Any]:
 
 
 def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
-    """Run ``identify`` in a request context.
+    """The body stays unavailable, because the view needs it.
 
-    The view needs the body, so it is unavailable. If the context can't be created, there is no caller, and Flask raises the
+    If the context can't be created, there is no caller; Flask raises the
     error again after the charge.
     """
 
@@ -123,14 +123,12 @@ def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
 
 
 def _leave(context: Any) -> None:
-    """Pop a context, even if teardown functions need ``before_request``."""
+    """Teardown functions may need ``before_request``."""
     with suppress(Exception):
         context.pop()
 
 
 class _Routed:
-    """Shows the Flask application behind WSGI middleware."""
-
     def __init__(self, app: Flask) -> None:
         self.app = app
         self._wsgi_app = app.wsgi_app
@@ -160,7 +158,7 @@ def _full_template(rule: URLRule) -> str:
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
-    """True if Werkzeug matches a path, or its redirect with a slash, to this rule."""
+    """True if Werkzeug matches a path, or its redirect with a slash."""
     if rule.host or rule.subdomain:
         return True
     try:

@@ -18,15 +18,13 @@ class AsyncRateLimitTransport(
 ):
     """Rate-limited transport: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
-    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
-    ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; the transport closes a store that it opened.
-    Processes that share the store share the limits.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
+    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. ``limiter`` is an `AsyncLimiter`
+    or a store URL, by default ``memory://``; the transport closes a store that it opened.
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
-    `TypeError` for an unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
 
     ``transport`` is the wrapped transport, by default a new one of httpx.
     """

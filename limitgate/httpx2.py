@@ -18,8 +18,8 @@ class AsyncRateLimitTransport(
 ):
     """Rate-limited transport: ``httpx2.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
-    ``limits``, ``limiter``, ``key``, ``repeatable`` and ``options`` are as in `limitgate.httpx.AsyncRateLimitTransport`.
-    ``transport`` is the wrapped transport, by default a new one of httpx2.
+    ``limits``, ``limiter``, ``key``, ``repeatable``, ``transport`` and ``options`` are as in
+    `limitgate.httpx.AsyncRateLimitTransport`.
     """
 
     _library = httpx2
@@ -28,8 +28,8 @@ class AsyncRateLimitTransport(
 class RateLimitTransport(SyncTransport[httpx2.Request, httpx2.Response, httpx2.BaseTransport], httpx2.BaseTransport):
     """Rate-limited transport: ``httpx2.Client(transport=RateLimitTransport("10/second"))``. Thread-safe.
 
-    ``limits``, ``limiter``, ``key``, ``repeatable`` and ``options`` are as in `limitgate.httpx.RateLimitTransport`.
-    ``transport`` is the wrapped transport, by default a new one of httpx2.
+    ``limits``, ``limiter``, ``key``, ``repeatable``, ``transport`` and ``options`` are as in
+    `limitgate.httpx.RateLimitTransport`.
     """
 
     _library = httpx2

@@ -1,4 +1,4 @@
-"""Unexpected exceptions: logged once, and converted to errors that callers can handle, so that nothing waits forever."""
+"""Logs unexpected exceptions once, and converts them to errors that callers handle."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _reported: set[str] = set()
 
 
 class OwnError(StoreError):
-    """Internal error in LimitGate during a store call; the store itself may be fine."""
+    """Internal error in LimitGate; the store may be fine."""
 
 
 def internal_error(error: Exception) -> StoreError:
-    """Convert an unexpected exception to a `StoreError`, and log its location once (LG020).
+    """Convert an exception to a `StoreError`, and log its location once (LG020).
 
     Omits its text, which may contain client data. Raises exceptions of signal handlers.
     """
@@ -52,7 +52,7 @@ def internal_error(error: Exception) -> StoreError:
 
 @contextmanager
 def logged_errors() -> Iterator[None]:
-    """Log an exception that would end a thread or a task. Raises like `internal_error`."""
+    """Log what would end a thread or task. Raises like `internal_error`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the thread or task must continue
@@ -60,10 +60,10 @@ def logged_errors() -> Iterator[None]:
 
 
 def raise_interruption(error: BaseException) -> None:
-    """Raise the exception of a signal handler, if it is the error or its cause.
+    """Raise a signal handler's exception, if it is the error or its cause.
 
-    Searches the traceback for the handler. Doesn't find handlers without Python code, or exceptions set by
-    `PyThreadState_SetAsyncExc`. Never raises in an event loop, where that would hit an arbitrary callback.
+    Searches the traceback. Misses handlers without Python code and `PyThreadState_SetAsyncExc`. Never raises in an event loop,
+    where that would hit an arbitrary callback.
     """
     if threading.current_thread() is threading.main_thread() and not _runs_event_loop():
         each: BaseException | None = error
@@ -86,7 +86,6 @@ def _runs_event_loop() -> bool:
 
 
 def _is_of_handler(trace: TracebackType | None, handlers: Container[object]) -> bool:
-    """True if a function in the traceback is a signal handler, or has its arguments."""
     while trace is not None and trace.tb_next is not None:
         interrupted, trace = trace.tb_frame, trace.tb_next
         received = _arguments(trace.tb_frame)
@@ -101,7 +100,7 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> set[object]:
-    """Exclude decorators, which may wrap other functions."""
+    """Decorators may wrap other functions, so they are excluded."""
     handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
     functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
     codes = [getattr(each, "__code__", None) for each in functions]
@@ -126,16 +125,13 @@ def _is_handled_outside(trace: TracebackType | None) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """Return module and line that raised an exception."""
+    """Return the module and line that raised."""
     places = _places(error)
     return places[-1] if places else "an unknown place"
 
 
 def place_in(function: object, error: BaseException) -> str:
-    """Return module and line at which a function of the application failed.
-
-    This is the last place in the function's own package, else the last one outside LimitGate, else its definition.
-    """
+    """Place in an application's function that failed: in its package, outside LimitGate, or its definition."""
     with suppress(ValueError):  # wrapped in a cycle
         function = inspect.unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module = getattr(function, "__module__", None) or "an unknown place"
@@ -148,7 +144,6 @@ def place_in(function: object, error: BaseException) -> str:
 
 
 def _places(error: BaseException) -> list[str]:
-    """Outermost first."""
     places, trace = [], error.__traceback__
     while trace is not None:
         places.append(f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}")

@@ -1,7 +1,7 @@
 """Turns the parts of a composite key into the digest that names a bucket.
 
-Each value is encoded with its name and length, so that no value can imitate another part or a separator. The client's address
-replaces a missing part under a reserved name, so that omitting a part never opens a new or shared bucket.
+Values are encoded with name and length, so that none imitates another part or a separator. The client's address replaces a
+missing part under a reserved name, so that omitting a part opens no new or shared bucket.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class Value(NamedTuple):
     name: str
     text: str | None
     is_inventable: bool = False
-    """True if the client may have invented the value."""
+    """True if clients may invent it."""
 
 
 _SHORT = 200
-"""Maximum length of a value. A digest replaces longer ones."""
+"""Characters; longer values become digests."""
 
 
 class Key:
     """A composite key of the rule ``owner``. Raises `ConfigError` for an unknown part.
 
     ``pattern`` replaces ``path`` for an unknown route. ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
-    ``inventable`` returns whether clients can invent the values of a part.
+    ``inventable`` tells whether clients can invent a part.
     """
 
     __slots__ = ("_hash", "_inventable", "_labels", "_parts")
@@ -56,18 +56,16 @@ class Key:
 
     @property
     def is_by_client(self) -> bool:
-        """False if all clients share its buckets."""
         return any(label not in _SHARED for labels in self._labels for label in labels)
 
     def text(self, subject: Subject) -> str:
-        """Return text of bounded length that identifies a bucket."""
         text = ""
         for part in self._parts:
             text += part(subject)
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Return labels and values for display. The address replaces a missing part."""
+        """Return labels and values for display."""
         found = {}
         for labels in self._labels:
             # One after the other, as for the key: a later alternative may be slow to find.
@@ -80,21 +78,17 @@ class Key:
 
     @property
     def is_inventable(self) -> bool:
-        """True if clients can invent values of some parts."""
         return bool(self._inventable)
 
     def is_invented(self, subject: Subject) -> bool:
-        """Return True if the client may have invented this bucket."""
         return not subject.is_real and any(_is_made_up(part, subject) for part in self._inventable)
 
     def digest(self, text: str) -> str:
-        """Return 32 hex digits."""
         digest = self._hash.copy()
         digest.update(_bytes(text))
         return digest.hexdigest()
 
     def prepared(self, subject: Subject, prefix: str) -> PreparedKey:
-        """Precompute the digest for a tier, method and route."""
         parts = list(zip(self._labels, self._parts))
         digest = self._hash.copy()
         while parts and _is_settled(parts[0][0], subject):
@@ -107,7 +101,7 @@ class Key:
 
 
 class PreparedKey:
-    """A key whose digest lacks only the client's parts."""
+    """Lacks only the client's parts."""
 
     __slots__ = ("_route", "_text", "digest", "is_by_address", "prefix", "tail")
 
@@ -129,7 +123,6 @@ class PreparedKey:
         self._route = route
 
     def of(self, subject: Subject) -> str:
-        """Return the key of a subject."""
         # Parts such as `api_key,path` use the route.
         subject.route = self._route
         text = self._text  # A local name, because it isn't a method.
@@ -139,7 +132,7 @@ class PreparedKey:
 
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
-    """Return the keys for an address, like the part ``ip``; None without an address."""
+    """Keys like the part ``ip``; None without an address."""
     if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
         # IPv4 addresses need no `grouped`.
         field = _IPV4_HEADS[len(client)] + client.encode() + b","
@@ -157,12 +150,12 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""By length of the address, for almost every request."""
+"""By length of the address."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
 _SHARED = frozenset({"path", "method", "host", "tier", "global"})
-"""Parts that name no client."""
+"""Name no client."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
@@ -175,20 +168,15 @@ def _always(text: str) -> Callable[[Subject], str]:
 
 
 def overflow(source: str | None) -> str:
-    """Return the text of the overflow bucket of a source."""
     return _field("overflow nobody" if source is None else "overflow", source or "")
 
 
 def value_of(value: object, name: str) -> Value:
-    """Strings, numbers, UUIDs and tuples may come from the client; other objects are trusted.
-
-    Raises `TypeError`, see `text_of`.
-    """
     return Value(name, text_of(value, name), isinstance(value, str | int | UUID | tuple))
 
 
 def text_of(value: object, name: str) -> str | None:
-    """None if the value is missing, see `user_id`. Raises `TypeError` for a value without an id."""
+    """None if missing, see `user_id`. Raises `TypeError` without an id."""
     try:
         return user_id(value)
     except NoIdError as error:
@@ -196,12 +184,12 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Return the text of further key parts. The address replaces a missing part."""
+    """Return the text of further key parts."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
-    """Return a reader for the first available alternative, or else the client's address."""
+    """Reads the first available alternative, or the address."""
     readers = [(label, _reader(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
@@ -231,7 +219,7 @@ def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
 
 
 def _field(label: str, value: str) -> str:
-    """A digest under a reserved name replaces a long value."""
+    """A digest replaces a long value."""
     if len(value) > _SHORT:
         label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
@@ -242,7 +230,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return the value of a part's alternative; empty or None if missing."""
+    """Return a part's value; empty or None if missing."""
     return _reader(label)(subject)
 
 
@@ -257,9 +245,9 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 
 
 def _host(subject: Subject) -> str:
-    """Return the normalized host without port (RFC 9110 section 4.2.3), or the first of several.
+    """Return the first host, normalized (RFC 9110 section 4.2.3).
 
-    Everything after the first colon is dropped, as frameworks do.
+    Drops all after the first colon, as frameworks do.
     """
     host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0

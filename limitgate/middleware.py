@@ -40,18 +40,18 @@ MarksToken = Token[Marks | None]
 class LimitGate(Around):
     """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
 
-    `Settings` documents the options. Unset options come from ``LIMITGATE_*`` environment variables. Lifespan events are
-    optional; if the server sends them, the connections are closed with the application.
+    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. Lifespan events, if any, close
+    connections.
 
-    Raises `ConfigError` for invalid options or rules. With ``require_store``, the start fails with `StoreError` if the store
-    doesn't answer. Starlette and FastAPI create their middleware after the server has started. An error then fails the
-    lifespan startup, or every request if the server sends no lifespan events.
+    Raises `ConfigError` for invalid options or rules; ``require_store`` raises `StoreError` at start. Starlette and FastAPI
+    create
+    middleware late: an error then fails the lifespan startup, or every request without lifespan events.
     """
 
     PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
-    """To report later, because the framework would hide it from its server."""
+    """Raised later: the framework would hide it from its server."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -94,7 +94,7 @@ class LimitGate(Around):
     async def __call__(  # noqa: C901, PLR0912, PLR0915 - each extra coroutine slows down all requests
         self, scope: Any, receive: Any, send: Any
     ) -> None:
-        """Handle one request. Pass on all other scopes."""
+        """Handle one request. Pass on other scopes."""
         gate = self.gate
         if gate is None or scope["type"] not in ("http", "websocket"):
             await self._pass(scope, receive, send)
@@ -201,9 +201,9 @@ class LimitGate(Around):
                     await self.gate.store.aclose()
 
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
-        """Check the store. Without lifespan events, the first request does this.
+        """Check the store, at the first request without lifespan events.
 
-        Raise `StoreError` if the store doesn't answer, and `ConfigError` if it cannot run on this event loop.
+        Raises `StoreError`, or `ConfigError` for a wrong event loop.
         """
         received = [await receive()] if scope["type"] == "lifespan" else []
         try:
@@ -257,7 +257,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _forget(token: MarksToken | None) -> None:
-    """Reset the marks of an abandoned request, whose context may be gone."""
+    """The context of an abandoned request may be gone."""
     if token is not None:
         with suppress(ValueError):
             decorators.decided_marks.reset(token)
@@ -275,7 +275,7 @@ def _name_of(app: Any) -> str:
 
 
 def _tell_server(error: Exception) -> None:
-    """Most servers ignore the error silently."""
+    """Most servers hide the error."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -286,10 +286,10 @@ def _tell_server(error: Exception) -> None:
 class LimitGateWSGI(Around):
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
-    `Settings` documents the options. Unset options come from ``LIMITGATE_*`` environment variables. If a rule's ``max_delay``
-    makes a request wait, its thread sleeps. WSGI does not report disconnects, so the turn of a client that leaves is lost.
+    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. Under ``max_delay`` a thread sleeps. WSGI
+    doesn't report disconnects, so the turn of a client that leaves is lost.
 
-    Raises `ConfigError` for invalid options or rules. With ``require_store``, raises `StoreError` if the store doesn't answer.
+    Raises `ConfigError` for invalid options or rules, and with ``require_store`` `StoreError`.
     """
 
     PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
@@ -315,7 +315,7 @@ class LimitGateWSGI(Around):
         built.ask_store()
 
     def answer_by_handlers(self, app: Any) -> None:
-        """Let the error handlers of a Flask application answer refusals, unless ``on_denied`` is set."""
+        """Let a Flask application's error handlers answer, unless ``on_denied`` is set."""
         if self._denials is None:
             self._denials = Denials(RaisingApp(app, "wsgi_app").denial, are_handlers=True)
 
@@ -405,7 +405,7 @@ class LimitGateWSGI(Around):
 
 
 def _check_awaits_nothing(gate: Gate) -> None:
-    """Raise `ConfigError` for async callables, as far as they are known before a request."""
+    """Raise `ConfigError` for async callables known before a request."""
     check_is_plain(gate.identify, "identify")
     for tier, rules in gate.rules.rule_set.tiers.items():
         for rule in rules:

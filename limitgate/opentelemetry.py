@@ -1,4 +1,4 @@
-"""Metrics for OpenTelemetry: ``observers=["opentelemetry"]``. Needs only its API; the application provides the SDK."""
+"""Metrics for OpenTelemetry: ``observers=["opentelemetry"]``. The application provides the SDK."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 class OpenTelemetryObserver:
     """Exports all metrics to a meter provider, by default the global one, which may be set later.
 
-    Counters and gauges are observable instruments, so a later provider gets all counts since the start. A histogram gets one
-    ``record`` per observation, with the mean of the new ones in its bucket: counts and sums are exact, minimum and maximum
+    A later provider gets all counters and gauges since the start. A histogram's counts and sums are exact, minimum and maximum
     aren't. Observers of the same provider are equal.
     """
 
@@ -48,7 +47,7 @@ class OpenTelemetryObserver:
         return hash((OpenTelemetryObserver, id(self._meter_provider)))
 
     def reset_after_fork(self) -> None:
-        """Reset in the child of a fork, which is another service instance."""
+        """A child is another service instance."""
         for values in self._values.values():
             values.clear()
 

@@ -43,7 +43,7 @@ __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generat
 _log = logging.getLogger("limitgate.prometheus")
 
 _JOINED = {"sum": "livesum", "min": "livemin", "max": "livemax", "each": "liveall"}
-"""Multiprocess modes of gauges in prometheus-client."""
+"""Multiprocess modes in prometheus-client."""
 _FAMILIES = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -57,8 +57,8 @@ _WORKER_FILE = re.compile(r"(counter|summary|histogram|gauge_[a-z]+)_[\w-]+\.db"
 class PrometheusObserver:
     """Exports all metrics to a registry of prometheus-client, by default ``REGISTRY``.
 
-    The metrics are up to date when the registry is collected. In multiprocess mode they aren't in a registry, which would
-    duplicate them: ``MultiProcessCollector`` reads them, at most a second old. Observers of the same registry are equal.
+    Metrics are current when the registry is collected. In multiprocess mode, ``MultiProcessCollector`` reads them, at most a
+    second old; a registry would duplicate them. Observers of the same registry are equal.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -101,13 +101,13 @@ class PrometheusObserver:
 
 
 def child_exit(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn gives both
-    """Remove the gauges of an ended worker from the sums; import this in gunicorn.conf.py."""
+    """Remove an ended worker's gauges; import this in gunicorn.conf.py."""
     if _folder():
         _remove_gauges(worker.pid)
 
 
 class MultiProcessCollector(multiprocess.MultiProcessCollector):
-    """The `MultiProcessCollector` of prometheus-client, but tolerant of unreadable and unrelated files."""
+    """prometheus-client's `MultiProcessCollector`, tolerant of unreadable and unrelated files."""
 
     def __init__(self, registry: CollectorRegistry | None, path: str | None = None) -> None:
         super().__init__(registry, path)  # type: ignore[no-untyped-call]
@@ -136,11 +136,11 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
 
 
 _UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, AttributeError, LookupError, struct.error)
-"""Errors of prometheus-client for a missing, damaged or unrelated file."""
+"""A missing, damaged or unrelated file."""
 
 
 def _is_worker_file(path: Path) -> bool:
-    """Return True for a worker's file; excludes FIFOs, which block, and empty files."""
+    """Excludes FIFOs, which block, and empty files."""
     try:
         status = path.stat()
     except OSError:
@@ -154,7 +154,7 @@ def _report_unreadable(file: str, error: str) -> None:
 
 
 class _Metrics:
-    """All metrics of a registry, as values of prometheus-client: in files in multiprocess mode, otherwise in memory."""
+    """In files in multiprocess mode, otherwise in memory."""
 
     def __init__(self) -> None:
         self._series: dict[Instrument, dict[tuple[str, ...], Sequence[Any]]] = {each: {} for each in INSTRUMENTS}
@@ -163,7 +163,7 @@ class _Metrics:
                 self.values(each, ())
 
     def values(self, instrument: Instrument, labels: tuple[str, ...]) -> Sequence[Any]:
-        """Return the values of a series, creating them if needed; for a histogram its sum, then its buckets."""
+        """Values of a series: for a histogram its sum, then its buckets."""
         series = self._series[instrument]
         found = series.get(labels)
         if found is None:
@@ -171,7 +171,6 @@ class _Metrics:
         return found
 
     def describe(self) -> Iterable[Metric]:
-        """Return the metrics without series, for the names in a registry."""
         return map(_family, INSTRUMENTS)
 
     def collect(self) -> Iterable[Metric]:
@@ -203,10 +202,7 @@ _SAMPLES = {each: _samples(each) for each in INSTRUMENTS}
 
 
 def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: str | None) -> Any:
-    """Create a value of prometheus-client, like its own metrics do.
-
-    Uses its private API, because the public one can't add many observations at once, or store values for multiprocess mode.
-    """
+    """Create a value by prometheus-client's private API: the public one can't add many observations, nor use files."""
     name = instrument.prometheus_name.removesuffix("_total")
     names = instrument.labels if bound is None else (*instrument.labels, "le")
     of_labels = labels if bound is None else (*labels, bound)
@@ -216,11 +212,11 @@ def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: 
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
-"""The metrics of each registry, which allows each name only once."""
+"""A registry allows each name once."""
 
 
 def _is_multiprocess() -> bool:
-    """Return True if prometheus-client keeps values in files, which it decides on import."""
+    """prometheus-client decides on import."""
     return client_values.ValueClass is not client_values.MutexValue
 
 
@@ -234,7 +230,7 @@ def _remove_gauges(pid: int) -> None:
 
 
 def _remove_dead() -> None:
-    """Remove the gauges of dead processes, because not every server reports the end of a worker."""
+    """Not every server reports the end of a worker."""
     folder = _folder()
     names = [path.name for path in Path(folder).iterdir()] if folder else []
     for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:

@@ -41,19 +41,17 @@ def repeatable(request: PreparedRequest) -> bool:
 class RateLimitAdapter(ThrottledClient, BaseAdapter):
     """Rate-limited adapter: ``session.mount("https://", RateLimitAdapter("10/second"))``. Thread-safe.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
-    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
-    Each followed redirect is a request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the adapter closes
-    a store that it opened. Processes that share the store share the limits.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
+    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
+    request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the adapter closes a store that it opened.
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
-    `TypeError` for an unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
 
-    ``adapter`` is the wrapped adapter. Its own retries are not visible here: retries that respect ``Retry-After``, such as
-    those of ``HTTPAdapter(max_retries=3)``, retry after a 429 without notice to other processes. To leave those to this
-    adapter, use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
+    ``adapter`` is the wrapped adapter, whose own retries are invisible here. Those that respect ``Retry-After`` repeat a 429:
+    use
+    ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
     """
 
     def __init__(

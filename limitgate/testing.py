@@ -1,7 +1,6 @@
-"""For tests of limited applications: `off`, `frozen` and `reset`, for all gates, limiters and memory stores of the process.
+"""For tests of limited applications: `off`, `frozen` and `reset`, for the whole process, objects made before included.
 
-They also affect objects made before, in all threads and event loops. `off` and `frozen` set `limitgate.process.switch`.
-`frozen` replaces the clocks of memory stores and of `limitgate.process.waiting`, and uses a memory store instead of each Redis.
+`off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and each Redis by memory.
 """
 
 from __future__ import annotations
@@ -38,45 +37,42 @@ T = TypeVar("T")
 
 _SECOND = 1_000_000
 _LATEST = 2**33
-"""Latest start of a clock in Unix seconds (the year 2242): algorithms don't expect later times."""
+"""Unix seconds (the year 2242)."""
 _CLOCK = "_clock"
 _REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
-"""Functions of `limitgate.process.waiting` that a `FrozenClock` replaces."""
+"""Functions that a `FrozenClock` replaces."""
 _ASK_REDIS = (
     *[(RedisStore, name) for name in ("spend", "config", "fleet")],
     *[(AsyncRedisStore, name) for name in ("aspend", "aconfig", "afleet")],
 )
-"""Methods that send a request to Redis."""
+"""Methods that send to Redis."""
 
 
 @called_as("a with block, with off():, or the fixture limitgate_off of pytest")
 def off() -> AbstractContextManager[None]:
-    """Disable all limits in a ``with`` block. Stores are not used, and need not be available.
+    """Disable all limits in a ``with`` block. Stores are not used.
 
-    Requests pass as if they were exempt: their decision is None, responses have no rate headers, and limited functions need
-    no gate. Limiters admit everything with full buckets; ``ban``, ``configure`` and similar methods have no effect. Outbound
-    clients send at once and return any response. Requests that are already running keep their decision and continue to wait.
-    May be nested.
+    Requests pass as if exempt: decision None, no rate headers, no gate needed. Limiters admit everything; ``ban`` and
+    ``configure``
+    have no effect. Outbound clients send at once. Running requests keep their decision. May be nested.
     """
     return _Block(_OFF, lambda: None)
 
 
 def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenClock]:
-    """Stop the clock of all stores in a ``with`` block. The block receives a `FrozenClock` to advance it.
+    """Stop the clock of all stores in a ``with`` block, which receives a `FrozenClock`.
 
-    ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. Waiting takes no time: a sleep in
-    `Limiter.wait`, ``max_delay``, ``pace`` or an outbound client advances the clock. Redis is not used, and need not be
-    available: its buckets are in memory, empty at first, and shared by all stores with the same URL. If nested, the inner
-    clock applies.
+    ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. Waiting takes no time: it advances
+    the
+    clock. Redis is not used: its buckets are in memory, empty at first, shared by URL. If nested, the inner clock applies.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 
 
 def reset() -> None:
-    """Remove every bucket and every ban from all memory stores. Named configurations stay.
+    """Remove all buckets and bans from memory stores. Named configurations, and data in Redis, stay.
 
-    Outbound clients forget the back-off that services requested, and their load. Adaptive limits forget what they have
-    learned, and requests in flight. Data in Redis stays.
+    Outbound clients and adaptive limits forget what they learned, and requests in flight.
     """
     for store in living(MemoryStore):
         store.forget()
@@ -91,7 +87,7 @@ def reset() -> None:
 
 @lacking("the clock", dict.fromkeys(("move_to", "shift", "tick"), "clock.advance(seconds)"))
 class FrozenClock:
-    """A clock that advances only on request. A call returns Unix time in integer microseconds, as `MemoryStore` expects."""
+    """A clock that advances only on request. Returns Unix time in integer µs, as for `MemoryStore`."""
 
     def __init__(self, at: float | datetime | None = None) -> None:
         self._now = self._began = _unix_us(at)
@@ -99,7 +95,7 @@ class FrozenClock:
         self._lock = RLock()
 
     def __call__(self) -> int:
-        """Unix time in microseconds."""
+        """Unix µs."""
         return self._now
 
     def __repr__(self) -> str:
@@ -107,7 +103,7 @@ class FrozenClock:
 
     @property
     def now(self) -> float:
-        """Unix time in seconds."""
+        """Unix seconds."""
         return self._now / _SECOND
 
     def advance(self, seconds: Duration) -> None:
@@ -122,32 +118,32 @@ class FrozenClock:
             self._go_on_to(self._now + _rounded_up(seconds))
 
     def monotonic(self) -> float:
-        """The time of `time.monotonic` if it advanced with this clock."""
+        """`time.monotonic` by this clock."""
         return max(self._reached, self._monotonic + (self._now - self._began) / _SECOND)
 
     def require_running_clock(self) -> None:
         """Nothing: waiting advances this clock."""
 
     def sleep(self, seconds: float, wake: Event | None = None) -> None:
-        """Advance instead of `time.sleep`, unless another thread has set ``wake``."""
+        """Advance, unless another thread has set ``wake``."""
         if wake is not None and wake.is_set():
             return
         self.sleep_until(self.monotonic() + seconds)
 
     async def asleep(self, seconds: float) -> None:
-        """Yield to other tasks and advance instead of `asyncio.sleep`."""
+        """Yield to other tasks and advance."""
         due_at = self.monotonic() + seconds
         await asyncio.sleep(0)
         self.sleep_until(due_at)
 
     def sleep_until(self, due_at: float) -> None:
-        """Advance to a time of `monotonic`, unless it is past."""
+        """Advance to a `monotonic` time, unless past."""
         with self._lock:
             self._go_on_to(self._began + _rounded_up(due_at - self._monotonic))
             self._reached = max(self._reached, due_at)  # independent of rounding
 
     def call_at(self, loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-        """Yield to an event loop, advance to a time of `monotonic`, and call back."""
+        """Yield, advance to a `monotonic` time, and call back."""
 
         def call() -> None:
             self.sleep_until(due_at)
@@ -165,7 +161,7 @@ class FrozenClock:
 
 
 def _rounded_up(seconds: float) -> int:
-    """Whole microseconds. Ignores rounding errors of floats."""
+    """Ignores rounding errors."""
     return math.ceil(seconds * _SECOND - 0.01)
 
 
@@ -180,7 +176,7 @@ def _unix_us(at: float | datetime | None) -> int:
 
 
 class _Switch(Generic[T]):
-    """The values of all open blocks, latest last. Changes call ``apply`` with them."""
+    """Values of open blocks, latest last. Changes call ``apply``."""
 
     def __init__(self, apply: Callable[[Sequence[T]], None]) -> None:
         self._open: list[T] = []
@@ -202,7 +198,7 @@ class _Switch(Generic[T]):
 
 
 class _Block(AbstractContextManager[T]):
-    """A reusable ``with`` block. Each entry makes a new value."""
+    """Reusable: each entry makes a new value."""
 
     def __init__(self, switch: _Switch[T], make: Callable[[], T]) -> None:
         self._switch = switch
@@ -216,7 +212,7 @@ class _Block(AbstractContextManager[T]):
         return value
 
     def __call__(self, *_: object) -> NoReturn:
-        """Reject use as a decorator, because it would end before an async function runs."""
+        """A decorator would end before an async function runs."""
         raise TypeError("off() and frozen() are not decorators, expected a with block, or the fixtures of pytest")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -224,7 +220,7 @@ class _Block(AbstractContextManager[T]):
 
 
 class _SameForAll:
-    """A class attribute that overrides those of the instances."""
+    """Overrides instance attributes."""
 
     def __init__(self, name: str, value: object) -> None:
         self._name = name
@@ -238,7 +234,7 @@ class _SameForAll:
 
 
 class _StandIn(MemoryStore):
-    """Replaces a store on Redis. Calls that end after its block go on by the clock of the block."""
+    """Replaces a store on Redis. Later calls use the block's clock."""
 
     def __init__(self, clock: FrozenClock) -> None:
         self.clock_of_block = clock
@@ -250,7 +246,7 @@ class _StandIn(MemoryStore):
 
     @_clock.setter
     def _clock(self, _: object) -> None:
-        """Ignore the clock of other memory stores."""
+        """Ignore other memory stores."""
 
 
 def _set_clock(clocks: Sequence[FrozenClock]) -> None:
@@ -280,7 +276,7 @@ def _asks_memory(name: str) -> Callable[..., Any]:
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """Return a memory store, or the one that replaces a store on Redis; None for other stores."""
+    """None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
             where = store._dialer._where  # noqa: SLF001 - only tests need it
@@ -298,15 +294,13 @@ _lock = RLock()
 _OFF: _Switch[None] = _Switch(_set_null_store)
 _FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
 _own_functions: dict[str, Any] = {}
-"""Functions to restore."""
 _own_methods: list[tuple[type, str, Any]] = []
-"""Methods to restore."""
 _memory: dict[StoreUrl, _StandIn] = {}
-"""By the target of the URLs of replaced stores."""
+"""By target of the replaced URLs."""
 
 
 class _NullStore:
-    """Admits everything and keeps nothing."""
+    """Admits everything."""
 
     measures_silence = True
 

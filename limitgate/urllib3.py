@@ -35,7 +35,7 @@ from limitgate.outbound.throttle import ClientThrottle, SyncTransport, Throttled
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 
 _UNANSWERED = (NewConnectionError, ProtocolError, ProxyError, SSLError, TooLate)
-"""Errors of a connection that couldn't be made or ended early, possibly wrapped in `MaxRetryError`."""
+"""A connection couldn't be made or ended early; perhaps wrapped in `MaxRetryError`."""
 
 
 class Request(NamedTuple):
@@ -61,19 +61,16 @@ def repeatable(request: Request) -> bool:
 class RateLimitPoolManager(ThrottledClient, PoolManager):
     """Rate-limited pool manager: ``RateLimitPoolManager("10/second").request("GET", url)``. Thread-safe.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; a request with key None
-    isn't limited. Without limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply, per key.
-    Each followed redirect is a request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the manager closes
-    a store that it opened. Processes that share the store share the limits.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
+    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
+    request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the manager closes a store that it opened.
 
     After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
     memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or, with ``strict``, can't hold in any period, and
-    `TypeError` for an unknown option.
+    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
 
-    ``manager`` is the wrapped `PoolManager`, such as a `ProxyManager`. Its retries, and those of a request, take a turn each
-    after another status or a broken body. Failed connections are retried within a turn, or with ``adaptive`` or ``throttle`` in
-    a new one.
+    ``manager`` is the wrapped `PoolManager`. Its retries take a turn each after another status or a broken body. Failed
+    connections are retried within a turn, or with ``adaptive`` or ``throttle`` in a new one.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
 
 
 class _Hop:
-    """Stand-in for a host's pool in `PoolManager.urlopen`, which follows redirects; its requests take turns."""
+    """Stands in for a host's pool, so that requests and redirects take turns."""
 
     def __init__(
         self, manager: PoolManager, throttle: ClientThrottle[Request, Limiter], pool: HTTPConnectionPool, origin: str
@@ -140,9 +137,9 @@ class _Hop:
         preload_content: bool = True,
         **options: Any,
     ) -> BaseHTTPResponse:
-        """Send a request, and its retries, in turn. Raises errors of urllib3, and `RateLimited`.
+        """Send a request and its retries in turn. Raises errors of urllib3, and `RateLimited`.
 
-        Handles retries itself, so that the body of a refusal isn't read in full and each retry takes a turn.
+        Handles retries here, so that a refusal's body isn't read in full.
         """
         for name in ("assert_same_host", "redirect", "release_conn"):
             options.pop(name, None)
@@ -174,9 +171,9 @@ class _Hop:
 
 
 class _Outbound(SyncTransport):
-    """The `Transport` of a request with fixed options; ``retries`` are the remaining ones.
+    """A request with fixed options and remaining ``retries``.
 
-    Without ``retries_connections``, raises connection errors immediately.
+    Without ``retries_connections``, raises connection errors at once.
     """
 
     def __init__(self, manager: PoolManager, retries: Retry, options: dict[str, Any], *, retries_connections: bool) -> None:

@@ -32,11 +32,7 @@ SCRIPTS: Final[dict[str, Algorithm]] = {
     "holds": holds,
     "line": line,
 }
-"""Algorithms by the name of their Lua twin."""
-
 ALGORITHMS: Final[dict[str, Algorithm]] = {"gcra": gcra, "token_bucket": gcra, "leaky_bucket": gcra, **SCRIPTS}
-"""Algorithms by the name in a limit."""
-
 STORED_AS: Final[dict[str, int]] = {
     "gcra": 0,
     "token_bucket": 1,
@@ -54,7 +50,6 @@ STORED_AS: Final[dict[str, int]] = {
 """Numbers in the ids of windows. They are stored, so never reuse one."""
 
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
-"""Numbers in the script; not stored."""
 
 
 _PLAIN = "\n--PLAIN\n"
@@ -70,7 +65,7 @@ def script() -> str:
 
 
 def plain_pieces() -> Mapping[Algorithm, Mapping[str, Sequence[str]]]:
-    """Return by algorithm the lines of its Lua twin that replace a line in limitgate/lua/plain.lua."""
+    """Return the lines of each Lua twin that replace a line in limitgate/lua/plain.lua."""
     folder = files("limitgate") / "lua"
     return {
         algorithm: _pieces((folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[2])

@@ -1,4 +1,4 @@
-"""A ban refuses a key for some time, whatever its limits. The state is the remaining time in µs, or a `Rest`; 0 is no ban."""
+"""A ban refuses a key for some time. Its state is the remaining µs, or a `Rest`; 0 is no ban."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ IS_LIMIT = False
 RESCALES = False
 
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
-"""Duration of a permanent ban in µs."""
+"""µs."""
 PERMANENT = FOR_EVER // 2
-"""Minimum remaining time in µs of a permanent ban."""
+"""A ban with at least this many µs left is permanent."""
 MORE, AT_LEAST = 0, 1
-"""Kinds of adjustment: lengthen the ban, or make it last at least this long."""
+"""Kinds of adjustment: lengthen, or last at least."""
 PLENTY = 10**15
 """Requests that fit without a ban: more than any limit."""
 LOAD = Load(2, 1, 1)
-"""Measured: 4 µs to read a ban, 8 µs to set one, in a call of 32."""
+"""Measured in calls of 32: 4 µs to read a ban, 8 µs to set one."""
 
 
 class Rest(int):
-    """Remaining time of a bucket's ban, and waits of one of its limits, in µs."""
+    """Remaining ban of a bucket, and waits of one of its limits, in µs."""
 
     limit_wait_us: int | None
     """Until the limit admits the charge; None if it never does."""
     limit_refill_us: int
-    """Until the limit is full again."""
     cost: int
 
     @classmethod
     def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
-        """A limit that is full, or admits the charge, has 0 or less."""
+        """Waits are 0 or less for a limit that admits the charge."""
         rest = cls(max(0, left_us))
         rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
         return rest
@@ -108,7 +107,6 @@ def used(state: int, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
-    """Return the longer of ban and wait; None if either never ends."""
     if state > PERMANENT:
         return None
     if not isinstance(state, Rest):
@@ -117,7 +115,6 @@ def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:
 
 
 def refill_us(state: int, limit: LimitNumbers) -> int:
-    """Return the longer of ban and time until the limit is full."""
     return max(int(state), state.limit_refill_us) if isinstance(state, Rest) else state
 
 

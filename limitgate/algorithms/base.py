@@ -1,4 +1,4 @@
-"""Interface of an algorithm, and tools to write one. A *state* describes a window at some time, in a few integers. Pure."""
+"""Interface of an algorithm, and tools for it. A *state* describes a window at some time, in a few integers. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,18 @@ from math import inf
 from typing import Any, NamedTuple, Protocol
 
 State = Any
-"""Known only to its algorithm."""
 Amount = Any
-"""Of an adjustment, in the units of the algorithm."""
-
 MAX_USED = 2**50
 """Maximum counter with a shortfall; keeps Lua's doubles exact."""
 
 
 class Load(NamedTuple):
-    """Maximum Redis CPU time of a window or bucket in µs, measured with Redis 7.0 on two cores."""
+    """Maximum Redis CPU time in µs, measured with Redis 7.0 on two cores."""
 
     opening: float
-    """Reading and writing, once per call."""
     charge: float
     correction: float
-    """Additional time of each adjustment."""
+    """Added by each adjustment."""
 
     def plus(self, other: Load) -> Load:
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
@@ -32,7 +28,7 @@ class Load(NamedTuple):
 class StraightRefund(NamedTuple):
     """A full refund as pieces of Python, like `Straight`; its Lua twin is limitgate/lua/refund.lua.
 
-    They use the state before the charge, with names prefixed by ``was_``, and the µs ``since`` then.
+    They use the state before the charge, prefixed by ``was_``, and the µs ``since`` then.
     """
 
     grace: str
@@ -42,18 +38,18 @@ class StraightRefund(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """An immediate charge as pieces of Python, with ``{n}`` for the number of the window.
+    """An immediate charge as pieces of Python; ``{n}`` is the number of the window.
 
-    They use ``now``, the µs ``elapsed`` since the bucket was written, and ``cost``. The Lua twin is limitgate/lua/plain.lua.
+    They use ``now``, the µs ``elapsed`` since the last write, and ``cost``. The Lua twin is limitgate/lua/plain.lua.
     """
 
     kept: str
-    """Names of the integers of a state, each followed by a comma."""
+    """Names of the integers of a state, each with a comma."""
     state: str
     row: str
     """Names of the results of `row_of`, like ``kept``."""
     row_of: Callable[[LimitNumbers, int], tuple[int, ...]]
-    """Returns the numbers that the lines need, from a limit and a cost."""
+    """Computes these numbers from a limit and a cost."""
     advance: str
     fits: str
     charged: str
@@ -61,9 +57,8 @@ class Straight(NamedTuple):
     refund: StraightRefund | None
     """None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
-    """Packs the request to the Lua twin, from a window's number and the cost."""
+    """Packs the arguments of the Lua twin."""
     reported: str
-    """Names of the reported integers, like ``kept``."""
     reported_state: str
     """Expression that also uses the limit's ``count{n}``."""
     known: Sequence[tuple[str, Any]] = ()
@@ -73,8 +68,6 @@ class Straight(NamedTuple):
 
 
 class LimitNumbers(Protocol):
-    """What algorithms read of a `limitgate.limits.limit.Limit`."""
-
     @property
     def count(self) -> int: ...
     @property
@@ -104,8 +97,6 @@ class LimitNumbers(Protocol):
 
 
 class BucketNumbers(Protocol):
-    """What algorithms read of a `limitgate.limits.bucket.Bucket`."""
-
     @property
     def limits(self) -> Sequence[LimitNumbers]: ...
     @property
@@ -131,18 +122,15 @@ def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
 
 
 LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
-"""From a state, a cost and a limit: the whole requests that fit in addition, negative if the cost doesn't fit now, and the µs
-until the window is empty.
-"""
+"""From state, cost and limit: further whole requests (negative if the cost doesn't fit now), and µs until empty."""
 
 
 class Algorithm(Protocol):
     """An algorithm. Sequences of states cover all windows of a bucket."""
 
     REPLY_FIELDS: int
-    """Fields per window in the script's reply."""
     CAN_WAIT: bool
-    """True if it can book turns ahead."""
+    """True if turns can be booked."""
     MAX_TURNS: int
     """Turns booked ahead; 0 if unlimited."""
     STRAIGHT: Straight | None
@@ -150,7 +138,7 @@ class Algorithm(Protocol):
     IS_LIMIT: bool
     """False for a ban, which is hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
-    """True if states are in ticks of 1/count µs, which a changed count converts."""
+    """True if states are in ticks of 1/count µs."""
 
     @property
     def left_after(self) -> LeftAfter | None:
@@ -168,7 +156,7 @@ class Algorithm(Protocol):
     def advance(
         self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
     ) -> Sequence[State]:
-        """Return the states after ``elapsed_us`` (negative counts as 0), at ``now`` in Unix µs, if known."""
+        """Return the states after ``elapsed_us`` (at least 0), at ``now`` in Unix µs."""
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:
         """Convert a state from another count."""
@@ -186,7 +174,7 @@ class Algorithm(Protocol):
         """Return the states after ``cost`` requests, the same object if unchanged; None if they don't fit into every window.
 
         A request may also fit within ``max_wait_us``. ``slot`` names it for concurrency limits. If another limit delays the
-        request until ``turn_us``, it doesn't pass earlier and counts from then on.
+        request until ``turn_us``, it counts from then on.
         """
 
     def apply_adjustment(
@@ -197,10 +185,7 @@ class Algorithm(Protocol):
     def refund_amount(
         self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
-        """Return amount and grace per window of the adjustment from a charge of ``cost`` to one of ``due``.
-
-        The states are those before the charge; ``turn_us`` is as in `try_charge`.
-        """
+        """Return amount and grace per window of the correction from ``cost`` to ``due``, given the states before the charge."""
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
         """Return the whole requests that fit, at least 0."""
@@ -209,22 +194,19 @@ class Algorithm(Protocol):
         """Return the requests in use, rounded up; more than the burst after a limit was lowered."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-        """Return True if reported states, advanced to now, equal what the script would report for this cost.
-
-        A refund in between is seen later.
-        """
+        """Return True if reported states, advanced to now, equal those of the script for this cost, refunds aside."""
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
-        """Return the µs until ``cost`` requests fit without other requests; None if never."""
+        """Return the µs until ``cost`` requests fit; None if never."""
 
     def refill_us(self, state: State, limit: LimitNumbers) -> int:
         """Return the µs until the window is empty."""
 
     def ttl_us(self, state: State, limit: LimitNumbers) -> int:
-        """Return the µs until a window equals an unused one: at least `refill_us`."""
+        """Return the µs until a window equals an unused one."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """Return the date by the local clock, as in `encode_charge`; 0 if none is needed."""
+        """Return the date by the local clock for `encode_charge`; 0 if none is needed."""
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
         """Encode a charge for the script, booked ``ahead_us`` ahead."""
@@ -242,10 +224,7 @@ def each_window(windows: int, text: str, between: str = " ") -> str:
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:
-    """Compile source and return the object called ``name``. ``known`` are its globals.
-
-    Unrolled loops run two to three times as fast.
-    """
+    """Compile source and return the object ``name``. Unrolled loops run two to three times as fast."""
     made: dict[str, Any] = {}
     exec(source, known, made)  # noqa: S102 - internal templates only
     return made[name]
@@ -270,7 +249,7 @@ class ForOne(Protocol):
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...
 
     def grace_us(self, state: State, limit: LimitNumbers) -> int:
-        """Return how long a charge is refundable, in µs, or another value for `apply_adjustment`."""
+        """Return for how long a charge is refundable, in µs, or another value for `apply_adjustment`."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...
     def remaining(self, state: State, limit: LimitNumbers) -> int: ...
@@ -286,8 +265,6 @@ class ForOne(Protocol):
 
 
 class Each:
-    """An algorithm for a single window, as an `Algorithm`. Its states are independent of the count."""
-
     IS_LIMIT = True
     RESCALES = False
 

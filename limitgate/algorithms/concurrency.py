@@ -1,8 +1,7 @@
 """Requests in flight, counted by a semaphore (Dijkstra 1965) with leased slots.
 
-A slot has a unique name, and a lease of `HELD_US` that its holder renews, so slots of a crashed process expire. Taking,
-renewing and releasing are idempotent. A state has a timeline that advances only with elapsed time, and the slots, packed in
-order of expiry.
+A slot has a unique name, and a lease of `HELD_US` that its holder renews, so slots of a crashed process expire. All actions
+are idempotent. A state has a timeline that advances only with elapsed time, and slots packed by expiry.
 """
 
 from __future__ import annotations
@@ -21,22 +20,19 @@ IS_LIMIT = True
 RESCALES = False
 
 HELD_US = 30_000_000
-"""Duration of a lease in µs."""
+"""Lease, in µs."""
 HINT_US = 1_000_000
-"""Suggested time before the next attempt in µs."""
+"""µs until the next attempt."""
 MAX_SLOTS = 10_000
-"""Redis reads or writes all slots, 14 bytes each, at each take and release."""
+"""Redis reads or writes all slots, 14 bytes each, per take and release."""
 LONG = 2048
 """Bytes of a bucket's slots above which the script appends."""
 LOAD = Load(3, 5, 1)
-"""Measured: 26 µs to take one of 100 slots, in a call of 32 buckets."""
+"""Measured: 26 µs for one of 100 slots, in a call of 32."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
-"""Load per slot. Measured with 10,000: 0.45 ms to take one, 1 ms to renew or release one, and 30 µs for each further one in
-the same call.
-"""
+"""Per slot. Measured with 10,000: take 0.45 ms, renew or release 1 ms, each further one 30 µs."""
 
 _OTHERS = -1
-"""Name of all other slots in `decode_state`."""
 
 
 _SLOT = struct.Struct("<3q")  # name, number, and expiry on the timeline
@@ -46,17 +42,15 @@ _new = tuple.__new__  # twice as fast as the constructor
 
 
 class State(NamedTuple):
-    """The slots of a window."""
-
     at: int = 0
-    """On the timeline, in µs."""
+    """µs."""
     taken: int = 0
     packed: bytes = b""
     """In order of expiry."""
 
     @property
     def slots(self) -> Iterator[tuple[int, int, int]]:
-        """Name, number and expiry of each slot; the expiry is on the timeline, in µs."""
+        """Name, number and expiry (µs on the timeline) of each slot."""
         return _SLOT.iter_unpack(self.packed)
 
     def later(self, elapsed_us: int) -> State:
@@ -95,13 +89,12 @@ class State(NamedTuple):
         return having
 
     def places(self, name: int) -> int:
-        """Return the number of slots under a name."""
         place = _place_of(name, self.packed)
         return 0 if place < 0 else _unpack(self.packed, place)[1]
 
 
 def _place_of(name: int, packed: bytes) -> int:
-    """-1 if absent. The name 0 is unused."""
+    """-1 if absent. Name 0 is unused."""
     if not (packed and name):
         return -1
     wanted = _NAME.pack(name)
@@ -112,7 +105,7 @@ def _place_of(name: int, packed: bytes) -> int:
 
 
 def reported(taken: int, left: int) -> State:
-    """Return a state with ``taken`` slots of others; the last one expires in ``left`` µs."""
+    """Return a state with ``taken`` slots of others, the last of which expires in ``left`` µs."""
     state: State = _new(State, (0, taken, _pack(_OTHERS, taken, left) if taken else b""))
     return state
 
@@ -171,7 +164,7 @@ def try_charge(
 def apply_adjustment(
     states: Sequence[State], back: Sequence[int], elapsed_us: int, names: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """Release slots by name. A negative number renews them, or takes expired ones if they fit."""
+    """A negative number renews slots by name, or takes expired ones if they fit."""
     (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
     if places > 0:
         return [state.without(name)]
@@ -200,7 +193,6 @@ def left_after(state: State, cost: int, limit: LimitNumbers) -> tuple[int, int]:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Return a hint for the next attempt."""
     if state.taken + cost <= limit.burst or not cost:
         return 0
     return None if cost > limit.burst else HINT_US
@@ -222,17 +214,16 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return maximum and requested number of slots, and the lease in µs."""
+    """Return maximum, requested slots, and the lease in µs."""
     return limit.burst, min(cost, limit.burst + 1), HELD_US
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:
-    """Return the number of slots to release, negative to renew, and their name."""
+    """Return the slots to release, negative to renew, and their name."""
     return back, name
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[State]:
-    """Decode the taken slots, their expiry, and the slot of this request if any."""
     taken, left, name, own = facts
     packed = _pack(_OTHERS, taken - own, left) if taken > own else b""
     state: State = _new(State, (0, taken, packed + _pack(name, own, left) if own else packed))

@@ -1,8 +1,8 @@
 """GCRA (generic cell rate algorithm, ITU-T I.371) in integer ticks.
 
-The state is the *debt*: undrained charges, in ticks of 1/count µs, at the time of writing. A request weighs ``period_us``
-ticks; a microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the time of writing plus the debt. Storing the
-debt makes changed counts and clock steps harmless.
+The state is the *debt*: undrained charges, in ticks of 1/count µs, at the last write. A request weighs ``period_us`` ticks; a
+microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the last write plus the debt. Storing the debt makes
+changed counts and clock steps harmless.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ refusal_is_stable = always
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(1, 0.6, 1.5)
-"""Measured, in a call of 32 buckets: a charge of one window takes 11 µs, of 16 34 µs, of 64 102 µs; a refund of 64 230 µs."""
+"""Measured in calls of 32: charge of 1, 16, 64 windows 11, 34, 102 µs; refund of 64 230 µs."""
 LOAD_OF_LEASE = 0.8
-"""Microseconds per bit of a lease and window. Measured: 15 µs for 10, 22 µs for 1,000, 39 µs for a million."""
+"""µs per bit of a lease and window. Measured: 10 requests 15 µs, a million 39 µs."""
 MAX_OWED_US = 2**52
-"""Maximum debt (142 years) after a limit was lowered; keeps Lua's doubles exact."""
+"""142 years; keeps Lua's doubles exact."""
 
 
 STRAIGHT: Straight | None = Straight(
@@ -59,7 +59,6 @@ STRAIGHT: Straight | None = Straight(
 
 
 def load(limit: LimitNumbers) -> Load:
-    """A lease adds a bisection."""
     return LOAD._replace(charge=LOAD.charge + LOAD_OF_LEASE * limit.lease.bit_length()) if limit.lease else LOAD
 
 
@@ -78,8 +77,8 @@ def apply_adjustment(
 ) -> Sequence[int]:
     """Refund what was charged ``elapsed_us`` ago and hasn't drained since.
 
-    A negative amount is charged, up to the ceiling, even if it doesn't fit. A future turn isn't refunded if later turns are
-    booked, because the next request would get the last of these again; limits with ``borrow`` refund it anyway.
+    A negative amount is charged, up to the ceiling, even if it doesn't fit. A turn before later booked ones isn't refunded,
+    because the next request would get the last of these again, unless a limit has ``borrow``.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, bucket.limits):
@@ -97,7 +96,7 @@ def apply_adjustment(
 def refunded(
     debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
-    """Return the ticks that `apply_adjustment` has returned, given the debts after it."""
+    """Return the ticks that `apply_adjustment` returned, given the debts after it."""
     ticks = []
     elapsed_us = max(0, elapsed_us)
     for debt, most, grace, limit in zip(debts, back, grace_us, bucket.limits):
@@ -132,12 +131,12 @@ def try_charge(
 
 
 def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence[int]:
-    """Nothing passes before ``turn_us``."""
+    """Admit nothing before ``turn_us``."""
     return [max(debt, turn_us * count) for debt, count in zip(debts, bucket.counts)]
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
-    """Ticks that a window may owe after ``cost`` requests, including wait and borrowed requests."""
+    """Ticks that a window may owe, with wait and borrowed requests."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
@@ -186,7 +185,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
 def refund_amount(
     debts: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """A shortfall is charged in full, even if the bucket was empty in between: concurrent requests would share that time."""
+    """A shortfall is charged in full, even if the bucket was empty in between: concurrent requests share that time."""
     back = [
         max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
     ]
@@ -201,14 +200,13 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return window number, count, tolerance and increment, the latter two as whole µs and a remainder over count."""
+    """Return window number, count, tolerance and increment; the latter as whole µs and a remainder over count."""
     increment = (cost if cost <= limit.most else limit.burst + 1) * limit.period_us
     tolerance = _tolerance(limit, cost, max_wait_us)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence[int]:
-    """Return weight of a request, refund, and grace."""
     return *divmod(limit.period_us, limit.count), *divmod(back, limit.count), grace_us
 
 

@@ -1,9 +1,8 @@
-"""Reservations that are given back unless they are settled or renewed in time.
+"""Reservations that are refunded unless they are settled or renewed in time.
 
 A bucket covers the charges that follow it in every plan. An entry has a name, a deadline, and for each of these charges the
-adjustment that refunds it. Each plan first gives back the entries whose deadline has passed, as if they were cancelled at that
-moment, before it looks at its charges. Then it carries out its `Action`, if it has one. If that is the release of an entry
-that is gone, the plan adjusts nothing.
+adjustment that refunds it. Each plan first refunds entries past their deadline, then carries out its `Action`, if any. If the
+action releases a missing entry, the plan adjusts nothing.
 
 Deadlines are on the bucket's own clock, which starts with the store's clock and never goes back.
 """
@@ -27,38 +26,29 @@ IS_LIMIT = False
 RESCALES = False
 
 REGISTER, RELEASE, RENEW, UNDO = 1, 2, 3, 4
-"""Actions: add an entry; remove one and adjust the charges, or change nothing if it is gone; prolong one; remove one, or bar it
-from being added, and adjust the charges, or change nothing if it may have expired.
-"""
+"""Actions. RELEASE removes an entry and adjusts its charges. UNDO also bars one, unless it may have expired."""
 MAX_ENTRIES = 5_000
-"""Maximum number of entries, for up to four windows. An entry of a GCRA window has 62 bytes in Redis."""
+"""For up to four windows. A GCRA entry takes 62 bytes in Redis."""
 _MAX_REFUNDS = 20_000
-"""Maximum number of windows of all entries together."""
+"""Maximum windows of all entries."""
 MAX_WORK = 100
-"""Windows whose refunds a plan makes for entries that have expired; the next plans make the others."""
+"""Maximum windows of expired entries that one plan refunds."""
 BARRED_US = 60_000_000
-"""Microseconds during which an entry may be added after its charge, and is barred after `UNDO`."""
+"""µs to add an entry after its charge, and to bar it after `UNDO`."""
 LOAD = Load(200, 3, 12)
-"""Measured with 5,000 entries: 30 µs for a charge, 50 µs to register or release one, 10 µs for each further one in the same
-call, and 170 µs if a hundred have expired. An entry whose place is unknown, after a failure, takes 0.8 ms.
-"""
+"""Measured with 5,000 entries: charge 30 µs, register or release 50 µs, with 100 expired 170 µs, unknown place 0.8 ms."""
 
 
 class Action(NamedTuple):
-    """Amount of an adjustment."""
-
     what: int
     name: int = 0
     held_us: int = 0
-    """Time to the deadline."""
     needed_us: int = 0
-    """Time in which the charges drain. An entry is kept at least until then."""
+    """µs until the charges have drained; the entry is kept at least that long."""
     latest: int = 0
-    """The latest time to add an entry, or the time from which one may have expired that is to be barred; Unix µs by the
-    store's clock.
-    """
+    """Latest time to add an entry, or earliest expiry of a barred one; Unix µs of the store."""
     place: int = 0
-    """Where Redis keeps the entry, as reported when it was added; 0 if unknown."""
+    """The entry's place in Redis; 0 if unknown."""
 
 
 class Entry(NamedTuple):
@@ -67,45 +57,38 @@ class Entry(NamedTuple):
     name: int
     until: int
     refunds: Sequence[Any] = ()
-    """For each charge the adjustment that refunds it, or None."""
+    """Each charge's refund, or None."""
 
 
 class State(NamedTuple):
-    """State of a bucket."""
-
     clock: int = 0
-    """In µs."""
+    """µs."""
     needed: int = 0
-    """When no entry is needed any more, on the bucket's clock."""
+    """End of the last needed entry."""
     entries: tuple[Entry, ...] = ()
-    """In order of their deadlines and names."""
+    """By deadline and name."""
     held: int = 0
-    """Number of entries."""
     found: bool = False
-    """True if the action of the plan found its entry, or added or barred it."""
+    """True if the action found, added or barred its entry."""
     kept_at: int = 0
     """See `Action.place`."""
 
     def having(self, entries: Sequence[Entry], needed: int = 0) -> State:
-        """Return the state with these entries."""
         return State(self.clock, max(self.needed, needed), tuple(entries), len(entries))
 
     def place(self, name: int) -> int:
-        """Return the index of an entry, -1 if it is gone."""
+        """Return the index of an entry, -1 if absent."""
         return next((place for place, entry in enumerate(self.entries) if entry.name == name), -1)
 
     def without(self, place: int) -> State:
-        """Return the state without the entry at an index."""
         return self.having((*self.entries[:place], *self.entries[place + 1 :]))
 
     def added(self, entry: Entry, needed_us: int) -> State:
-        """Return the state with another entry, which is needed for a time."""
         entries = list(self.entries)
         insort(entries, entry, key=_until)
         return self.having(entries, self.clock + max(needed_us, entry.until - self.clock))
 
     def expired(self, most: int) -> Sequence[Entry]:
-        """Return up to ``most`` entries whose deadline has passed."""
         expired = []
         for entry in self.entries[:most]:
             if entry.until > self.clock:
@@ -123,20 +106,17 @@ def most_entries(windows: int) -> int:
 
 
 def most_expired(work: int) -> int:
-    """Return how many entries a plan gives back, whose refunds take this much work each."""
+    """Return how many entries a plan refunds, at this much work each."""
     return max(1, MAX_WORK // work)
 
 
 def work(bucket: BucketNumbers, *, is_log: bool) -> int:
-    """Return the work of refunding a charge to a bucket, in windows. A log moves entries."""
+    """Return the work of a refund, in windows. A log moves entries."""
     return 10 + bucket.limits[0].burst // 10 if is_log else len(bucket.ids)
 
 
 def carried_out(state: State, action: Action, refunds: Sequence[Any], now: int, most: int) -> tuple[State, bool]:
-    """Carry out an action at ``now``, Unix µs. Return the state, and False if the plan must adjust nothing.
-
-    ``refunds`` are the adjustments of the charges, ``most`` is the maximum number of entries.
-    """
+    """Carry out an action at ``now``, Unix µs. Return the state, and False if the plan must adjust nothing."""
     place = state.place(action.name)
     until = state.clock + action.held_us
     if action.what == REGISTER:
@@ -195,7 +175,7 @@ def apply_adjustment(
     grace_us: Sequence[int],
     bucket: BucketNumbers,
 ) -> Sequence[State]:
-    """Return the same states: a store carries out the action before it reads the other charges."""
+    """The store carries out the action before it reads the other charges."""
     return states
 
 
@@ -235,12 +215,10 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
-    """Return the cost, which is the number of charges that follow."""
     return (cost,)
 
 
 def encode_adjustment(limit: LimitNumbers, back: Action, grace_us: int) -> Sequence[int]:
-    """Return the action."""
     return back
 
 

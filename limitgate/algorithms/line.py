@@ -1,11 +1,10 @@
-"""The line of the requests that wait for a budget, in every process: tenants take turns by tokens.
+"""The line of requests that wait for a budget, in every process: tenants take turns by tokens.
 
-Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. A ticket starts, in virtual time, when the one
-before it of its tenant ends, but not before the present of the line, which is the start of the ticket that was served last. The
-least start goes first. So a tenant with many requests delays the first request of another one by a single request.
+Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. In virtual time, a ticket starts when its
+tenant's previous one ends, but not before the start of the last served ticket. The earliest start goes first, so a tenant with
+many requests delays another tenant's first request by a single request.
 
-A line admits nothing by itself: it reports what the tickets ahead of one cost, for which the limits have to keep room. A ticket
-that is not renewed leaves the line, so that a process that has died delays nobody for long.
+The line only reports what the tickets ahead cost; the limits keep room for them. An unrenewed ticket leaves the line.
 """
 
 from __future__ import annotations
@@ -25,28 +24,25 @@ IS_LIMIT = False
 RESCALES = False
 
 JOIN, LEAVE, TAKE = 1, 2, 3
-"""Actions: join the line, or renew the ticket; leave it; leave it because the request is admitted."""
+"""Actions. JOIN also renews; TAKE leaves after admission."""
 MAX_TICKETS = 256
-"""Maximum number of tickets, and of tenants whose last ticket ends in the future. Other requests come after all tickets."""
+"""Also the maximum of tenants with a future end. Requests without a ticket come last."""
 KEPT_US = 60_000_000
-"""Microseconds without an action after which a line is forgotten."""
+"""µs without an action until a line is deleted."""
 MAX_TOKENS = 2**40
-"""Maximum tokens of a ticket; keeps Lua's doubles exact."""
+"""Keeps Lua's doubles exact."""
 LOAD = Load(20, 1, 120)
 """Measured with 256 tickets."""
 
 
 class Action(NamedTuple):
-    """Amount of an adjustment."""
-
     what: int
     name: int
     tenant: int = 0
     input: int = 0
-    """Tokens."""
     output: int = 0
     held_us: int = 0
-    """Time until the ticket leaves unless it is renewed."""
+    """µs until an unrenewed ticket leaves."""
 
 
 class Ticket(NamedTuple):
@@ -55,7 +51,7 @@ class Ticket(NamedTuple):
     name: int
     tenant: int
     start: int
-    """In virtual time, which is counted in tokens."""
+    """Virtual time, in tokens."""
     input: int
     output: int
     left_us: int
@@ -67,28 +63,23 @@ class Ticket(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of a line."""
-
     now: int = 0
     """Virtual time."""
     tickets: tuple[Ticket, ...] = ()
-    """In the order of their turns."""
+    """In order of their turns."""
     ends: tuple[tuple[int, int], ...] = ()
-    """Tenants whose last ticket ends in the future, and when; the latest change last."""
+    """Tenants with a future end, latest change last."""
     requests: int = 0
-    """Tickets ahead of the one that has joined."""
+    """Tickets ahead."""
     input: int = 0
-    """Tokens of these."""
+    """Their tokens."""
     output: int = 0
     waiting: int = 0
-    """Number of tickets."""
 
     def end_of(self, tenant: int) -> int:
-        """Return when a tenant's last ticket ends, at least now."""
         return next((end for each, end in self.ends if each == tenant), self.now)
 
     def having(self, tickets: Sequence[Ticket], tenant: int, end: int) -> State:
-        """Return the state with these tickets, and another end for a tenant."""
         others = [(each, till) for each, till in self.ends if each != tenant]
         ends = [(each, till) for each, till in (*others, (tenant, end)) if till > self.now]
         return State(self.now, tuple(tickets), tuple(ends[-MAX_TICKETS:]))
@@ -104,7 +95,6 @@ class State(NamedTuple):
         )
 
     def carried_out(self, action: Action) -> State:
-        """Carry out an action."""
         place = next((place for place, each in enumerate(self.tickets) if each.name == action.name), -1)
         if action.what == JOIN:
             return self._joined(place, action)
@@ -131,7 +121,6 @@ class State(NamedTuple):
         return self.having(tickets, ticket.tenant, ticket.end).telling(place)
 
     def later(self, elapsed_us: int) -> State:
-        """Return the state after a time."""
         if elapsed_us >= KEPT_US:
             return State()
         elapsed_us = max(0, elapsed_us)
@@ -205,7 +194,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, da
 
 
 def encode_adjustment(limit: LimitNumbers, back: Action, grace_us: int) -> Sequence[int]:
-    """Return the action."""
     return back
 
 

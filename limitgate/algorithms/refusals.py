@@ -1,4 +1,4 @@
-"""Counts the refusals of a bucket and bans the bucket when there are too many; see `limitgate.rules.options`.
+"""Counts the refusals of a bucket, and bans it after too many; see `limitgate.rules.options`.
 
 Supports only adjustments. Refusals of a banned bucket don't count.
 """
@@ -20,13 +20,12 @@ IS_LIMIT = False
 RESCALES = False
 
 TIMES = 100
-"""Distinct times within the counting period; further refusals at nearly the same time are merged."""
+"""Distinct times per counting period; closer refusals are merged."""
 LOAD = Load(2, 1, 60)
-"""Measured with a hundred times."""
 
 
 class Amount(NamedTuple):
-    """Refusals and the resulting ban. Durations are in µs."""
+    """Refusals and the resulting ban, in µs."""
 
     refusals: int
     after: int
@@ -38,16 +37,16 @@ class Amount(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of a count. Durations are in µs."""
+    """Durations are in µs."""
 
     last_us: int = 0
-    """The last ban; 0 if the next one is the first."""
+    """The last ban; 0 for none."""
     kept_us: int = 0
     """Time until `last_us` is reset."""
     times: tuple[tuple[int, int], ...] = ()
-    """Remaining time and number of counted refusals, latest last."""
+    """Remaining time and count of refusals, latest last."""
     began_us: int = 0
-    """The ban that the last adjustment began; 0 if none."""
+    """Ban begun by the last adjustment; 0 for none."""
 
     def later(self, elapsed_us: int) -> State:
         elapsed_us = max(0, elapsed_us)

@@ -1,10 +1,10 @@
 """Sliding log: records every admitted request for one period, so that no period ever has more than the count.
 
-Exact, but needs an entry per request. A waiting request has an entry at the future time of its turn. A refunded turn leaves
-the log unless later turns follow it. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
+Exact, but needs an entry per request. A waiting request has an entry at its future turn. A refunded turn leaves the log unless
+later turns follow. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
 
-In Redis, requests cost 2.1 times as much as with GCRA, up to 10,000 entries. Expired entries are removed once they are an
-eighth of the log, which takes 0.4 ms for 10,000. Refunds take up to 2 ms for 5,000 entries.
+In Redis, requests cost 2.1 times as much as with GCRA. Expired entries are removed once they are an eighth of the log, which
+takes 0.4 ms for 10,000. Refunds take up to 2 ms for 5,000 entries.
 
 In this process a state is a `Log`; from Redis it is a `LogReport`, which suffices until the oldest entry expires.
 """
@@ -25,29 +25,28 @@ CAN_WAIT = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
-"""An entry takes 16 bytes here and 13 to 30 in Redis."""
+"""16 bytes each; 13 to 30 in Redis."""
 MAX_TURNS = MAX_ENTRIES
 LATEST = MAX_OWED_US
 """Selects the latest requests in a refund."""
 LOAD = Load(30, 3, 30)
-"""Measured, per request: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, and up to 70 µs with expired entries."""
+"""Measured per request: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, up to 70 µs with expired ones."""
 LOAD_OF_ENTRY = 0.2
-"""Additional µs per entry of a refund. Measured with 10,000: 2 ms if half of them are later."""
+"""µs per entry of a refund."""
 MAX_USED = 2**32
-"""Maximum number of requests with a shortfall."""
+"""With a shortfall."""
 
 
 class Log(NamedTuple):
     """Admitted requests, oldest first. The arrays are never modified."""
 
     now: int
-    """In µs: starts with the store's clock and never goes back."""
+    """µs; starts with the store's clock and never goes back."""
     times: array[int]
-    """By the log's clock; future for booked turns."""
+    """Booked turns are in the future."""
     totals: array[int]
     """Cumulative number of requests at each entry."""
     before: int
-    """Requests before the first entry."""
 
     def at(self, place: int) -> int:
         """-1 is before the first."""
@@ -62,7 +61,7 @@ class Log(NamedTuple):
         return self.totals[-1] - self.before if self.totals else 0
 
     def with_more(self, requests: int, moment: int, most: int | None = None) -> Log:
-        """Append requests at ``moment`` of the log's clock. Keep at most ``most`` entries."""
+        """Append requests at ``moment``; keep at most ``most`` entries."""
         now, times, totals, before = self
         total = totals[-1] if totals else before
         if times and (times[-1] >= moment or (most is not None and len(times) >= most)):
@@ -71,10 +70,7 @@ class Log(NamedTuple):
         return Log(now, times + array("q", (moment,)), totals + array("q", (total + requests,)), before)
 
     def with_less(self, requests: int, moment: int) -> Log:
-        """Remove requests at ``moment`` of the log's clock, or at `LATEST` the latest ones.
-
-        Future turns remain if later turns follow them.
-        """
+        """Remove requests at ``moment``, or the latest ones at `LATEST`, unless later turns follow."""
         last = bisect_right(self.times, self.now if moment == LATEST else moment) - 1
         if last < 0 or not requests or self.times[last] < moment < LATEST:
             return self
@@ -91,7 +87,6 @@ class Log(NamedTuple):
         return self._replace(times=times + self.times[last + 1 :], totals=totals + later)
 
     def wait_us(self, requests: int, period_us: int) -> int:
-        """Return the µs until this many requests expire."""
         return self.times[bisect_left(self.totals, self.before + requests)] + period_us - self.now
 
 
@@ -101,12 +96,12 @@ class LogReport(NamedTuple):
     used: int
     cost: int
     wait: int
-    """Time in µs until the cost fits at its turn; 0 if now, -1 if never."""
+    """µs until the cost fits; -1 for never."""
     refill: int
-    """Time in µs until the log is empty."""
+    """µs until the log is empty."""
     now: int
     steady: int
-    """Time in µs until the oldest entry expires; a period if the log is empty."""
+    """µs until the oldest entry expires; a period if empty."""
 
     def later(self, elapsed_us: int) -> LogReport:
         wait = max(0, self.wait - elapsed_us) if self.wait > 0 else self.wait
@@ -114,7 +109,7 @@ class LogReport(NamedTuple):
         return LogReport(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
 
     def tells(self, cost: int, burst: int) -> bool:
-        """Return True if the report determines whether ``cost`` requests fit, and the wait."""
+        """Return True if the report decides ``cost`` and its wait."""
         return self.steady > 0 and (cost == self.cost or cost > burst or self.used + cost <= burst)
 
 
@@ -128,7 +123,6 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def load(limit: LimitNumbers) -> Load:
-    """A refund rewrites up to half of the entries."""
     return LOAD._replace(correction=LOAD.correction + LOAD_OF_ENTRY * limit.count)
 
 
@@ -154,7 +148,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:
-    """Refund requests of a time on the log's clock, or charge more now, after all booked turns."""
+    """Refund requests of a time on the log's clock, or charge after all booked turns."""
     if back >= 0:
         return log.with_less(back, grace_us)
     on_top = min(-back, MAX_USED - log.used)
@@ -162,12 +156,11 @@ def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit:
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """Return the time on the log's clock, which identifies the entry of a charge."""
+    """Return the time on the log's clock, which identifies the entry."""
     return state.now
 
 
 def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """Until the oldest entry expires, for a known cost."""
     (limit,), (state,) = bucket.limits, states
     return isinstance(state, Log) or state.tells(cost, limit.burst)
 
@@ -186,10 +179,7 @@ def used(state: State, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Count from all booked turns.
-
-    For a `LogReport`, exact for the reported cost and an upper bound for other costs.
-    """
+    """Exact for the reported cost of a `LogReport`, an upper bound for other costs."""
     if not cost:
         return 0
     if cost > limit.burst:
@@ -219,7 +209,6 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
-    """Return burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 
 

@@ -23,7 +23,7 @@ CAN_WAIT = False
 MAX_TURNS = 0
 refusal_is_stable = always
 LOAD = Load(4, 3, 2)
-"""Measured: 14 µs for a charge, 15 µs for an adjustment, in a call of 32."""
+"""Measured in calls of 32: charge 14 µs, adjustment 15 µs."""
 
 State = tuple[int, int, int]
 
@@ -75,10 +75,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
-    """Refund requests to the window of the charge, or charge the current one.
-
-    If the window is unknown, refunds the current window first.
-    """
+    """Refund the window of the charge, or if unknown the current one first; or charge the current one."""
     current, previous, left = state
     if back < 0:
         return min(current - back, MAX_USED), previous, left
@@ -89,7 +86,6 @@ def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, li
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """The rest of the charged window; it counts as the previous one for another period."""
     return state[2]
 
 
@@ -129,7 +125,6 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
-    """Return burst, cost and period."""
     return limit.burst, min(cost, limit.burst + 1), limit.period_us
 
 

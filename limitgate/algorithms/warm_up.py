@@ -1,8 +1,7 @@
 """Warm-up: from a third of the rate to the full rate after idle time, like SmoothWarmingUp in Google Guava.
 
-Idle time is *stored*, up to the warm-up duration. A request of any cost passes if there is no debt; its cost then becomes debt.
-Each request uses up stored time. While more than half is stored, requests cost more, up to three times as much (Guava's cold
-factor).
+Idle time is *stored*, up to the warm-up duration. A request of any cost passes without debt; its cost then becomes debt. Each
+request uses up stored time. While more than half is stored, requests cost up to three times as much (Guava's cold factor).
 
 Amounts are in ticks as in `limitgate.algorithms.gcra`. A state is the *debt* and the *warmth*, the used part of the stored
 time. With ``full`` ticks of storage, time at warmth w costs 3 - 4w/full times itself, at least once. The additional cost from
@@ -25,16 +24,14 @@ STRAIGHT: Straight | None = None
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(5, 3, 4)
-"""Measured: 17 µs for a charge, in a call of 32."""
+"""Measured in calls of 32: charge 17 µs."""
 MAX_FULL = 2**50
-"""Maximum stored ticks; keeps Lua's doubles exact."""
+"""Stored ticks; keeps Lua's doubles exact."""
 _LEAST = 1000
 
 State = tuple[int, int]
 Amount = tuple[int, int, int, int]
-"""Refunded ticks of requests and of warmth, µs until the turn of the request, and the warmth after it, which determines its
-toll.
-"""
+"""Refunded ticks of requests and warmth, µs until the turn, and the warmth after it."""
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -49,7 +46,7 @@ def check(limit: LimitNumbers) -> str | None:
 
 
 def toll(warmth: int, full: int) -> int:
-    """Additional ticks to warm a cold window up to ``warmth``, rounded up."""
+    """Additional ticks from cold to ``warmth``, rounded up."""
     part = min(warmth, full // 2)
     return -(-2 * part * (full - part) // full)
 
@@ -63,7 +60,6 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
 
 
 def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
-    """Time first drains the debt, and then cools the window."""
     if elapsed_us <= 0:
         return states
     left = []
@@ -93,7 +89,7 @@ def try_charge(
 
 
 def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
-    """Nothing passes before ``turn_us``; idle time until then cools the window."""
+    """Admit nothing before ``turn_us``; idle time until then cools."""
     if not turn_us:
         return states
     ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]
@@ -112,9 +108,10 @@ def apply_adjustment(
 ) -> Sequence[State]:
     """Refund an amount as if it were the last charge, or charge it now if negative.
 
-    Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is computed at the current warmth,
-    or at that after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off
-    without other requests. A future turn isn't refunded if later turns are booked, as in `limitgate.algorithms.gcra`.
+    Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is that of the current warmth, or
+    of
+    the warmth after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off without
+    other requests. A turn before later booked ones isn't refunded.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
@@ -155,7 +152,6 @@ def refund_amount(
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """One request, whatever its cost, if there is no debt."""
     return 0 if state[0] else 1
 
 
@@ -170,12 +166,10 @@ def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
 
 
 def refill_us(state: State, limit: LimitNumbers) -> int:
-    """Until the debt is 0. The window may still be warm."""
     return -(-state[0] // limit.count)
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
-    """Until the window is cold."""
     return -(-sum(state) // limit.count)
 
 
@@ -184,7 +178,7 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return count, storage, µs that may be booked ahead (negative: never fits), warmth and ticks."""
+    """Return count, storage, µs bookable ahead (negative: never fits), warmth and ticks."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us

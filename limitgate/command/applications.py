@@ -24,11 +24,11 @@ from limitgate.rules.rule import Rule, RuleSet
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 READABLE = "an application of Starlette, FastAPI, Flask or Django that can be imported outside the service"
 _made: dict[str, tuple[Any, Any]] = {}
-"""By name, the factory and its application. Each factory is called once."""
+"""Factory and application by name."""
 
 
 def application(name: str) -> Any:
-    """Import an application, or call its factory: ``create_app`` or ``create_app("test")``. Raises `click.UsageError`."""
+    """Import an application or call its factory. Raises `click.UsageError`."""
     module, colon, expression = name.partition(":")
     if not (colon and module and expression):
         raise click.UsageError(f"{name!r:.80} is not the name of an application, {EXPECTED}")
@@ -68,7 +68,7 @@ def _imported(name: str, module: str) -> ModuleType:
 
 @contextmanager
 def failing(name: str, what: str, expected: str) -> Iterator[None]:
-    """Convert what an application's code raises to `click.UsageError`, except errors in rules and options."""
+    """Convert an application's errors to `click.UsageError`, except errors in rules and options."""
     try:
         yield
     except (click.ClickException, LimitGateError):
@@ -80,7 +80,6 @@ def failing(name: str, what: str, expected: str) -> Iterator[None]:
 
 
 def _checked(name: str, found: Any) -> Any:
-    """Raise `click.UsageError` for objects that are neither applications nor rules."""
     if isinstance(found, type):
         raise click.UsageError(f"{name} is a class, expected an application, or {name}() to make one")
     if inspect.isroutine(found) and not (accepts(found, 2) or accepts(found, 3)):
@@ -118,7 +117,6 @@ def _check_arguments(name: str, factory: Any, args: list[Any], options: dict[str
 
 
 def _is_factory(found: Any) -> bool:
-    """True if every parameter has a default. Servers pass arguments to an application."""
     if not inspect.isroutine(found):
         return False
     try:
@@ -129,14 +127,13 @@ def _is_factory(found: Any) -> bool:
 
 
 def look_here() -> None:
-    """Add the working folder to the import path, as servers do."""
+    """Import from the working folder, as servers do."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
 
 
 def inwards(app: Any) -> Iterator[Any]:
-    """Yield an application and those it wraps, outermost first."""
     known = set()
     while app is not None and id(app) not in known:
         known.add(id(app))
@@ -147,12 +144,11 @@ def inwards(app: Any) -> Iterator[Any]:
 
 
 def is_of_django(app: object) -> bool:
-    """True for the result of ``get_wsgi_application`` or ``get_asgi_application``."""
     return type(app).__module__.startswith("django.core.handlers.")
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of an application of any framework, none if it shows none. Raises `click.UsageError`."""
+    """Return the routes of any application, none if it shows none. Raises `click.UsageError`."""
     with failing("the routes of the application", "", READABLE):
         if any(map(is_of_django, inwards(app))):
             from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
@@ -170,15 +166,13 @@ Door = Literal["asgi", "wsgi", "django"]
 
 
 class GateAround(NamedTuple):
-    """A gate around an application."""
-
     door: Door
     rules: RuleSet
     options: Mapping[str, Any]
 
 
 def gates(app: Any) -> Iterator[GateAround]:
-    """Yield the gates around an application, outermost first: its wrappers and its middleware. Raises `click.UsageError`."""
+    """Yield the gates around an application, outermost first. Raises `click.UsageError`."""
     with failing("the application", "", READABLE):
         yield from _gates(app)
 
@@ -219,12 +213,11 @@ def rules_named(name: str) -> RuleSet:
 
 
 def is_rules(found: object) -> bool:
-    """True for rules in Python."""
     return isinstance(found, RuleSet | Rule | list | tuple)
 
 
 def no_gate(name: str) -> click.UsageError:
-    """Return the error for an application without visible rules."""
+    """Return the error for an application without rules."""
     return click.UsageError(f"{name}: no LimitGate found around the application, expected one, or --rules")
 
 

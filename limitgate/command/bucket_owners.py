@@ -1,6 +1,6 @@
-"""Who is behind the key of a bucket: a listed caller with its limits, and clients in logs.
+"""Finds who is behind the key of a bucket: a listed caller with its limits, and clients in logs.
 
-A service's log contains the first id of an episode, an access log clients and paths, which lead to keys of buckets.
+A service's log has the first id of an episode; an access log has clients and paths, which lead to keys.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from limitgate.rules.rule import Rule
 from limitgate.stores import MemoryStore
 
 _FIXED = frozenset({"path", "method", "tier", "global"})
-"""Key parts without a client."""
 
 
 def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Return buckets, the id of the listed caller, and False if a callable or the caller may give other limits."""
+    """Return buckets, the caller's id, and False if a callable or the caller may give other limits."""
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:
@@ -54,7 +53,7 @@ def _tier(entry: KnownCaller, asked: Service) -> str:
 
 
 def _identifies(rule: Rule, entry: KnownCaller) -> bool:
-    """True if the rule's key of this caller is known, and no other client has it."""
+    """True if only this caller has the rule's key."""
     own = {"caller"} if entry.api_key is None else {"caller", "api_key"}
     first = [check_part(part)[0] for part in rule.key]
     return not rule.given_parts and not own.isdisjoint(first) and all(label in _FIXED or label in own for label in first)
@@ -86,8 +85,6 @@ def _keys(rule: Rule, entry: KnownCaller, asked: Service) -> Iterator[str]:
 
 
 class _ListedSubject(Subject):
-    """Only the digest of the API key is known."""
-
     __slots__ = ("listed_key",)
 
     listed_key: str | None
@@ -102,19 +99,17 @@ _TOO_MANY = 429
 
 
 class Trace(NamedTuple):
-    """A log line about a bucket."""
-
     file: str
     line: int
     text: str
     client: str | None
-    """None in logs of services, whose text shows it as ``names`` allows."""
+    """None in service logs, which show clients by ``names``."""
 
 
 def search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[Trace]:
-    """Return the first lines of service logs, and for each client in access logs the refusal nearest to the id's time."""
+    """Return the first lines of service logs, and per client in access logs the refusal nearest to the id's time."""
     match = _matcher(keys, refusal, tuple(buckets), asked)
     found: list[Trace] = []
     nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}
@@ -170,7 +165,6 @@ def _matcher(
         )
 
     def match(line: bytes) -> tuple[bool, Entry | None]:
-        """Whether a line is about the bucket, and its request if it is of an access log."""
         for named in _ID.findall(line):
             read = [key.read(named.decode()) for key in keys]
             if any((each.tag, each.digest) == (refusal.tag, refusal.digest) for each in read):

@@ -37,24 +37,19 @@ from limitgate.rules.settings import Settings
 from limitgate.stores.base import SyncConfigStore
 
 Options = Mapping[str, Any]
-"""Options of the command line by name, None if omitted."""
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""A token of RFC 9110 section 5.6.2."""
+"""RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
-"""Characters that no value has (RFC 9110 section 5.5)."""
 _ANY_LIMIT = ["1/second"]
-"""Stands for limits from run time, as a ban holds for the bucket whatever they are."""
+"""Stands for run-time limits: bans don't depend on them."""
 _PLACEHOLDERS = frozenset("{<*^")
-"""Characters of route templates."""
 _VALUE = re.compile(r"[0-9@]")
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
-"""Words of routes that contain digits, such as ``v2`` and ``oauth2``."""
+"""Route words with digits: ``v2``, ``oauth2``."""
 
 
 class _Timeout(click.FloatRange):
-    """Seconds, or text such as ``500ms``."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         with suppress(ConfigError):
             value = as_seconds(value, self.name)
@@ -75,7 +70,6 @@ app_option = click.option(
 
 
 def store_options(verb: Verb) -> Verb:
-    """Add the options that select a store and its keys."""
     return _decorated(
         verb,
         app_option,
@@ -92,7 +86,6 @@ def store_options(verb: Verb) -> Verb:
 
 
 def state_options(verb: Verb) -> Verb:
-    """Add the options that select one client's state."""
     return _decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
@@ -120,7 +113,6 @@ def state_options(verb: Verb) -> Verb:
 
 
 def change_options(verb: Verb) -> Verb:
-    """Add the options of verbs that change a state."""
     return _decorated(
         state_options(verb),
         click.option("--reason", metavar="TEXT", help="The reason, shown by 'limitgate bans'."),
@@ -134,16 +126,14 @@ def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
 
 
 class ClientState(NamedTuple):
-    """State of one client."""
-
     name: str
     keys: Sequence[str]
     bucket: Any
-    """Has ``peek``, ``reset``, ``ban`` and ``pardon``, as `RuleBucket`."""
+    """Like `RuleBucket`."""
     if_unused: str | None = None
 
     def hint(self) -> str | None:
-        """Return what to check if the bucket is unused, and perhaps the wrong one."""
+        """Return what to check if the bucket is unused."""
         if self.if_unused is None:
             return None
         decision = self.bucket.peek()
@@ -180,14 +170,14 @@ class Opened:
         return self.carried_out(operations)
 
     def carried_out(self, operations: RuleBucketOperations) -> RuleBucket:
-        """Return a bucket whose operations run on this store."""
+        """Return a bucket with operations on this store."""
         measured = measures_silence(self.store)
         return RuleBucket(operations, lambda flow: run(self.store, flow, Budget(self.timeout, measured=measured)))
 
 
 @contextmanager
 def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
-    """Open the store that the options select. Raises `click.UsageError`."""
+    """Open the selected store. Raises `click.UsageError`."""
     if rules is None and options.get("rule") and options["app"] is None:
         rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
@@ -205,11 +195,11 @@ def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
 
 
 Use = Literal["peek", "reset", "ban"]
-"""A reset needs the client's own limits, a peek shows them, a ban or pardon needs none."""
+"""A reset needs the client's limits, a peek shows them."""
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
-    """Return the state that the options select. Raises `click.UsageError` and `ConfigError`."""
+    """Return the selected state. Raises `click.UsageError` and `ConfigError`."""
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
@@ -226,7 +216,6 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
 
 
 def _by_options(message: str) -> str:
-    """Replace arguments of `Limiter.bucket` in a message by options of the command."""
     message = message.replace("json= with", "--body with")
     message = re.sub(r"headers=\{'(.+?)': \.\.\.\}", r"-H '\1: ...'", message)
     message = re.sub(r"\b([a-z]+)(?:_([a-z]+))?=(?=\W|$)", lambda name: "--" + "-".join(filter(None, name.groups())), message)
@@ -293,7 +282,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-    """As in the service, a caller's own limits that are invalid give way to those of the rule."""
+    """Invalid limits of a caller give way to the rule's, as in the service."""
     own = parts.get("caller")
     if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
         say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
@@ -310,7 +299,7 @@ def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequen
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """A caller named by its id may have own limits, which only ``identify`` knows, and which a reset would miss."""
+    """A caller named by id may have limits that only ``identify`` knows, which a reset would miss."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -326,7 +315,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
 
 
 def _has_one_bucket(rule: Rule) -> bool:
-    """True if all limits, also those from run time, share a bucket, and so a ban."""
+    """True if all limits, also from run time, share a bucket and a ban."""
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
@@ -342,7 +331,7 @@ def _request(asked: Service, options: Options) -> Request:
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
-    """Prefer the rule of the client's tier. It may be a limit in code."""
+    """Prefer the rule of the client's tier, or a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -384,12 +373,12 @@ def _given(text: str) -> tuple[str, str]:
 
 
 def _as_sent(value: str) -> str:
-    """Servers decode the bytes of headers as latin-1."""
+    """Servers decode header bytes as latin-1."""
     return value.encode().decode("latin-1")
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Possible values of the path in the key: templates of routes, None for the rule's pattern."""
+    """Possible paths of the key: templates, or None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -439,7 +428,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Services count by the route's template, so the path of a single request is an error."""
+    """Services count by template, so a request's path is an error."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -470,12 +459,11 @@ def _or_placeholder(segment: str) -> str:
 
 
 def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
-    """Return the fields of a ban for ``--json``, at a Unix time."""
     return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if a service with known routes has other buckets of a rule."""
+    """Warn if a service with known routes has other buckets."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(
@@ -486,7 +474,6 @@ def tell_of_routes(rule: Rule, expected: str) -> None:
 
 
 def header_of(text: str) -> tuple[str, str]:
-    """Split ``Name: value``. Raises `click.UsageError`."""
     name, colon, value = text.partition(":")
     if not (colon and _HEADER_NAME.fullmatch(name.strip())) or _NO_VALUE & set(value.strip()):
         raise click.UsageError(f"{text!r:.80} is not a header, expected 'Name: value'")
@@ -494,7 +481,6 @@ def header_of(text: str) -> tuple[str, str]:
 
 
 def document_of(text: str | None) -> Any:
-    """Parse a JSON body; None for none. Raises `click.UsageError`."""
     if text is None:
         return None
     try:

@@ -37,7 +37,7 @@ VERBS = {
     "page": "Serve the live page, which shows the same in a browser.",
     "exporter": "Export the figures of all processes to Prometheus.",
 }
-"""Help of each verb. ``command/verbs/VERB.py`` defines it as the click command ``verb``, except ``schema``, which is below."""
+"""``command/verbs/VERB.py`` defines ``verb``, except ``schema``."""
 _MODULES = {"peek": "clients", "reset": "clients", "ban": "clients", "pardon": "clients", "bans": "clients"}
 _MODULES |= {"status": "watch", "top": "watch"}
 """Modules that define several verbs, each under its own name."""
@@ -118,7 +118,6 @@ def _schema() -> None:
 
 
 def _check_is_text(argument: str) -> None:
-    """Reject bytes that are not UTF-8, unless they name a file."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -144,7 +143,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _told_at_the_end() -> Iterator[None]:
-    """Print the service's warnings when a verb ends, except those that repeat the store's error."""
+    """Print the service's warnings after a verb, except the store's error."""
     log, lines = logging.getLogger("limitgate"), _Lines()
     # Prevents Python from printing them itself.
     log.addHandler(lines)

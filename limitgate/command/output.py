@@ -17,17 +17,17 @@ from limitgate.limits.decision import Decision, Window
 from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
-"""A line that GitHub would run as a command, unlike ``::1``."""
+"""A GitHub workflow command, unlike ``::1``."""
 
 FOUND = 1
-"""Exit status: invalid rules, or a request that would be refused."""
+"""Exit status for invalid rules, or a refusal."""
 WRONG_USAGE = 2
 NO_STORE = 3
-"""Exit status: the store does not answer."""
+"""Exit status."""
 INTERRUPTED = 130
-"""128 plus SIGINT, as in shells."""
+"""128 + SIGINT."""
 NO_READER = 141
-"""128 plus SIGPIPE, as in shells."""
+"""128 + SIGPIPE."""
 
 
 def write(text: str, *, err: bool = False) -> None:
@@ -41,12 +41,12 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines, an empty one if there are none. Names in them may contain control characters and CI commands."""
+    """Print lines; names in them may contain control characters and CI commands."""
     write("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value. Infinite numbers become ``null``; unprintable characters and CI commands are escaped."""
+    """Print one JSON value. Infinite numbers become ``null``; control characters and CI commands are escaped."""
     text = ORDERS.sub(r"#\\u0023", json.dumps(_finite(value), indent=2, ensure_ascii=False))
     write("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
 
@@ -56,7 +56,7 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table without frames, so that other tools can cut and search it."""
+    """Print a table without frames, for other tools."""
     from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -81,7 +81,7 @@ def _cell(text: str) -> str:
 
 
 _WIDE = 10_000
-"""Characters per line without a terminal: nothing is cut or folded."""
+"""Characters per line without a terminal."""
 
 
 def _finite(value: Any) -> Any:
@@ -95,11 +95,10 @@ def _finite(value: Any) -> Any:
 
 
 _AGES = FOR_EVER / 2e6
-"""Seconds of remaining time beyond which a ban is permanent."""
+"""Seconds beyond which a ban is permanent."""
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
-    """Return a decision for ``--json``, in seconds."""
     names = (
         "allowed",
         "limit",
@@ -119,17 +118,15 @@ def decision_fields(decision: Decision) -> dict[str, Any]:
 
 
 def window_fields(window: Window) -> dict[str, Any]:
-    """Return a window for ``--json``."""
     return window._asdict() | {name: _endless(getattr(window, name)) for name in ("reset_after", "retry_after")}
 
 
 def _endless(number: float) -> float:
-    """Seconds, or ``inf`` for a permanent ban."""
     return math.inf if number > _AGES else number
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: the enforced rules, each rule in shadow, and a table of windows."""
+    """Print a decision: enforced rules, shadow rules, and windows."""
     shadows: dict[str, bool] = {}
     for each in decision.standings:
         if not each.charge.enforced and each.charge.rule is not None:
@@ -162,12 +159,11 @@ def print_decision(decision: Decision) -> None:
 
 
 def is_banned(decision: Decision) -> bool:
-    """True if a ban refuses, which the used amounts don't show."""
+    """True if a ban refuses: used amounts don't show it."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 
 def ban_in_force(decision: Decision) -> float:
-    """Seconds of a ban, ``inf`` if it is permanent."""
     bans = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT]
     return _endless(max([int(state) for each in bans for state in each.states], default=0) / 1e6)
 
@@ -181,13 +177,11 @@ def _why(decision: Decision) -> str:
 
 
 def banned(by: str, retry_after: float) -> str:
-    """Describe a ban by its author and remaining seconds."""
     is_endless = _endless(retry_after) == math.inf
     return f"banned permanently by {by}" if is_endless else f"banned by {by} for {seconds(retry_after)} more"
 
 
 def seconds(number: float) -> str:
-    """Format a duration for people."""
     if _endless(number) == math.inf:
         return "never"
     if number < 60:
@@ -200,7 +194,7 @@ def seconds(number: float) -> str:
 
 @contextmanager
 def logs_from(least: int) -> Iterator[None]:
-    """Suppress log lines of LimitGate below a level, for a gate that serves no requests."""
+    """Suppress LimitGate's log lines below a level, for a gate without requests."""
     log = logging.getLogger("limitgate")
     level = log.level
     log.setLevel(max(level, least))

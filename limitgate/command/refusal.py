@@ -1,4 +1,4 @@
-"""Explains the id of a refusal: its time, its rule, the current state of its bucket, and log lines about the bucket."""
+"""Explains the id of a refusal: time, rule, current state of the bucket, and log lines."""
 
 from __future__ import annotations
 
@@ -30,23 +30,19 @@ from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
 class _Refused(NamedTuple):
-    """A bucket that may have refused."""
-
     rule: Rule
     tiers: Sequence[str]
     key: str
     caller: str | None
     limits: Sequence[Limit]
     decision: Decision | None
-    """None without a store, or if a callable gives the limits."""
+    """None without a store, or for callable limits."""
     is_certain: bool
-    """False if the client may have other limits, and so another decision."""
+    """False if the client may have other limits."""
     ban: Ban | None
 
 
 class _Resolved(NamedTuple):
-    """An id, decoded and looked up."""
-
     id: RefusalId
     found: Sequence[_Refused]
     is_state_known: bool
@@ -55,9 +51,9 @@ class _Resolved(NamedTuple):
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
-    """Resolve an id with the rules of a service, and the key of ids in its secret or store.
+    """Resolve an id with a service's rules and its key of ids.
 
-    Raises `click.UsageError` for an invalid id or a missing key, `ConfigError` if the store has no key, and `StoreError`.
+    Raises `click.UsageError` for an invalid id or missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
     settings = asked.settings
     try:
@@ -81,10 +77,10 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _AHEAD = 2 * 366 * 86_400
-"""Seconds that the store's clock may be ahead of ours."""
+"""Tolerated seconds of the store's clock."""
 
 _Candidate = tuple[Rule, Sequence[str], str]
-"""A rule, its tiers, and the key of its bucket without suffix."""
+"""Rule, tiers, bucket key without suffix."""
 
 
 def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> _Refused:
@@ -121,7 +117,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """Raise `click.UsageError` for the time of no refusal. A typing error changes the time, or makes the rest unreadable."""
+    """A typing error changes the time, or makes the rest unreadable."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(
@@ -143,7 +139,6 @@ def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
 
 
 def as_json(resolved: _Resolved) -> dict[str, Any]:
-    """Return the value of ``--json``."""
     return {
         "at": resolved.id.at,
         "digest": resolved.id.digest,
@@ -163,7 +158,6 @@ def as_json(resolved: _Resolved) -> dict[str, Any]:
 
 
 def show(resolved: _Resolved) -> None:
-    """Print a resolved id."""
     at = resolved.id.at
     elapsed = time.time() - at
     ago = f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
@@ -221,4 +215,3 @@ def _say_unlogged(found: Sequence[_Refused], *, knows_routes: bool) -> None:
 
 
 _LOGGED = frozenset({"path", "ip", "method", "tier", "global"})
-"""Key parts that every access log has."""

@@ -1,4 +1,4 @@
-"""Runs the tests of rule files through a gate on a simulated clock: no store, no network, no waiting."""
+"""Runs the tests of rule files through a gate on a simulated clock, without a store."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore
 
 BEGINNING = 1_767_225_600
-"""A Thursday, so windows of every length start with it."""
+"""A Thursday, which starts windows of every length."""
 _SECOND = 1_000_000
 _CLOSE = 0.001
-"""Tolerance in seconds for expected waits with a fraction."""
+"""Seconds."""
 
 
 Failure = tuple[Document, Field, str]
 
 
 def failures(read: RuleFiles) -> Iterator[Failure]:
-    """Yield ``(document, field, message)`` for each failed expectation, with the options of ``LIMITGATE_*``."""
+    """Yield ``(document, field, message)`` for each failed expectation."""
     settings = GateSettings()
     with logs_from(logging.CRITICAL):  # the review reports what a gate logs about rules, with file and line
         for file in read.files:
@@ -51,7 +51,7 @@ def _failures_in(file: RuleFile, rules: RuleSet, settings: GateSettings) -> Iter
 
 
 class _Bench:
-    """A gate for the tests of one file. Requests are in flight until the clock advances."""
+    """A gate for the tests of one file. Requests stay in flight until the clock advances."""
 
     def __init__(self, rules: RuleSet, settings: GateSettings) -> None:
         self._gate = offline_gate(rules, MemoryStore(lambda: self._now), settings)

@@ -1,6 +1,6 @@
-"""The service that a verb works on: its rules, options, routes and store.
+"""The service that a verb works on: rules, options, routes and store.
 
-Options come from the command line, then from the gate around the application, then from ``LIMITGATE_*``.
+Options come from the command line, the gate around the application, then ``LIMITGATE_*``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Lines = Iterable[tuple[str, str]]
 
 @dataclass(eq=False)
 class Service:
-    """A service: its rules, settings and routes, and requests that simulate those of its server."""
+    """A service: rules, settings, routes, and simulated requests."""
 
     rules: RuleSet
     settings: Settings
@@ -70,12 +70,10 @@ class Service:
 
     @property
     def awaits(self) -> bool:
-        """True if the gate runs on an event loop."""
         return self._door == "asgi" or (self._door == "django" and iscoroutinefunction(self.settings.identify))
 
     @cached_property
     def routes(self) -> Routes:
-        """The routes, as the gate knows them."""
         if self._app is None:
             return NoRoutes()
         if self._door == "django":
@@ -86,12 +84,10 @@ class Service:
 
     @property
     def knows_routes(self) -> bool:
-        """True if the gate counts by the templates of routes."""
         return not isinstance(self.routes, NoRoutes)
 
     @cached_property
     def templates(self) -> dict[str, Pattern]:
-        """Templates of all routes."""
         return {route.template: route.pattern for route in self._listed}
 
     @cached_property
@@ -99,13 +95,11 @@ class Service:
         return [] if self._app is None else routes_of(self._app)
 
     def templates_for(self, rule: Rule) -> list[str]:
-        """Return the templates of routes that a rule may match."""
         patterns = [*map(segments, rule.paths)]
         return [text for text, route in self.templates.items() if any(meet(each, route) is not None for each in patterns)]
 
     @cached_property
     def in_code(self) -> list[Rule]:
-        """Limits of decorators, dependencies and throttles."""
         if any(map(is_of_django, inwards(self._app))):
             for route in self._listed:  # imports the views
                 for method in route.methods:
@@ -113,7 +107,7 @@ class Service:
         return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
-        """Return the limits that dependencies or throttles of a request's route apply behind the gate."""
+        """Return the limits behind the gate: of dependencies or throttles."""
         route = self.routes.find(request)
         method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
@@ -121,17 +115,14 @@ class Service:
 
     @property
     def every_late_limit(self) -> list[str]:
-        """Return the names of the `late_limits` of all routes."""
         return list(dict.fromkeys(rule.name for each in self._listed for method in each.methods for rule in each.late(method)))
 
     @property
     def late_kind(self) -> str:
-        """What applies limits behind the gate."""
         return "throttle" if self._door == "django" else "dependency"
 
     @property
     def answers_refusals(self) -> bool:
-        """True if the application may answer refusals."""
         behind = application_behind(self._app)
         handlers = [getattr(behind, "exception_handlers", None)]
         of_blueprints = getattr(behind, "error_handler_spec", None) or {}
@@ -140,7 +131,7 @@ class Service:
         return self.settings.on_denied is not None or any(handler_of_refusals(each) is not None for each in handlers)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
-        """Return a request without a body as the server passes it on. ``target`` is the raw path, with an optional query."""
+        """Return a request without body. ``target`` is the raw path, with an optional query."""
         request = self._request(method, target, peer, headers, user)
         request.document = None
         return request
@@ -158,14 +149,14 @@ class Service:
         return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """Return the caller that ``identify`` returns; None if it raises."""
+        """Return the caller from ``identify``; None if it raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found
 
 
 def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """Make an ``identify`` that returns None outside of the service instead of raising."""
+    """Make an ``identify`` that returns None instead of raising."""
 
     def find(request: Request) -> Any:
         with _telling():
@@ -218,7 +209,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """Return the options given, then those of the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
+    """Return options: those given, the gate's, then ``LIMITGATE_*``. Raises `click.UsageError`."""
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -274,7 +265,6 @@ def _environ(method: str, target: str, peer: str | None, headers: Lines, user: s
 
 
 def _native(text: str) -> str:
-    """Bytes as latin-1 (PEP 3333)."""
     return text.encode().decode("latin-1")
 
 
@@ -317,7 +307,7 @@ class _BlockingStore:
 
 
 def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return the store of a service, None for a memory store of other processes. Raises `click.UsageError`."""
+    """Return a service's store, None for memory of other processes. Raises `click.UsageError`."""
     try:
         store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
     except (ConfigError, ValueError) as error:

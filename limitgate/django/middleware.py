@@ -96,7 +96,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def process_exception(self, request: Any, exception: Exception) -> None:
-        """Record that the client disconnected, if that caused the error of the view."""
+        """Record a disconnect that caused the view's error."""
         exchange: Exchange | None = _place_of(request).get(EXCHANGE)
         if exchange is not None and isinstance(exception, UnreadablePostError):
             exchange.open_admission().client_left = True
@@ -133,7 +133,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """The response to a refused request, or an awaitable of it; None for an admitted one."""
+        """None for an admitted request; may be an awaitable."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:
@@ -207,7 +207,7 @@ def _place_of(request: Any) -> dict[str, Any]:
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """A view that is callable in this mode and renders its response."""
+    """Callable in this mode, and renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -225,7 +225,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Set the decision on the request, in a copy of the scope, which code around Django may share."""
+    """In a copy of the scope, which outer code may share."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -318,7 +318,7 @@ def options() -> DjangoOptions:
 
 
 class DjangoRequest(Request):
-    """A `django.http.HttpRequest`. ``awaits`` is True on an event loop, where loading the user must not block."""
+    """A Django request. ``awaits`` is True on an event loop, where loading the user must not block."""
 
     django: Any
     _user: tuple[Any] | None = None
@@ -341,7 +341,7 @@ class DjangoRequest(Request):
 
     @property
     def user(self) -> Any:
-        """``request.user``, or the user given by the server. Raises `UserWanted` if `find_user` has to be awaited first."""
+        """``request.user``, or the server's user. Raises `UserWanted` if `find_user` must be awaited first."""
         if self._user is not None:
             return self._user[0]
         user = getattr(self.django, "user", None)
@@ -368,7 +368,7 @@ class DjangoRequest(Request):
 
     @property
     def reads_here(self) -> bool:
-        """True, because Django has the body of an ASGI request already."""
+        """True: Django has read an ASGI body already."""
         return True
 
     def _read_body_here(self, most: int) -> bytes:
@@ -402,7 +402,7 @@ class DjangoRequest(Request):
 
 
 def _size_of(django: Any) -> int:
-    """Return the bytes of an ASGI request's body, which a server has put into a file. 0 if it was read, or is no file."""
+    """Bytes of an ASGI body in a file; 0 if it was read."""
     stream = django._stream  # noqa: SLF001 - there is no public way
     if django._read_started or not stream.seekable():  # noqa: SLF001
         return 0

@@ -69,21 +69,17 @@ class BodyUnread(APIException):  # type: ignore[misc]  # as above
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
     """Base class of throttles: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
 
-    Use it in ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES``, with `LimitGateMiddleware`. Throttles and the middleware's
-    rules are charged atomically. Other options of a `Rule` are attributes, such as ``cost`` or ``shadow``, see
-    `ThrottleOptions`. The key part ``user`` is the user that REST framework authenticated. Views with the same throttle share
-    its limits, unless the key has the part ``path``. Raises `ConfigError` like `Rule` when the class is defined.
+    Use it in ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES``, with `LimitGateMiddleware`, whose rules are charged with it
+    atomically. Other options of a `Rule` are attributes, see `ThrottleOptions`. The key part ``user`` is REST framework's user.
+    Views with the same throttle share its limits, unless the key has the part ``path``. Raises `ConfigError` like `Rule`.
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
-    """Limits such as ``10/minute``, or a function or method ``limits(request)`` that returns them.
-
-    A class without limits is abstract.
-    """
+    """Limits such as ``10/minute``, or ``limits(request)``. Abstract if empty."""
     key: ClassVar[Iterable[str]] = (_USER,)
     """Key parts; an anonymous user counts by address."""
     name: ClassVar[str | None] = None
-    """The rule's name, by default that of the class."""
+    """The rule's name; by default that of the class."""
     rule: ClassVar[Rule | None] = None
 
     _attributes: ClassVar[Sequence[str]] = _OPTIONS
@@ -143,7 +139,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
 
 class _SettingsRates:
-    """``DEFAULT_THROTTLE_RATES``, read on use, so that tests can override it."""
+    """Read on use, so that tests can override it."""
 
     def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
         rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
@@ -151,7 +147,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule of a throttle's rate, by the scope of the class; None for no limit or a scope given by the view."""
+    """By the class's scope; None for no limit or a view's scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
@@ -168,17 +164,16 @@ class _RateRule:
 class SimpleRateThrottle(Throttle):
     """A throttle with the rate of its ``scope`` in ``DEFAULT_THROTTLE_RATES``, or with its own ``rate``.
 
-    A rate is a limit such as ``5/m``, a list of limits, or None for no limit. Overriding `get_cache_key` changes the key.
+    A rate is a limit such as ``5/m``, a list of limits, or None for no limit. Override `get_cache_key` to change the key.
     Throttles of one scope share buckets. Options are those of `Throttle`, except ``limits``. Raises `ImproperlyConfigured`
     without a scope or rate, `ConfigError` for an invalid rate.
     """
 
     scope: str | None = None
     rate: Any = None
-    """Rate of the class; overrides the settings."""
+    """Overrides the settings."""
     THROTTLE_RATES: ClassVar[Any] = _SettingsRates()
     cache_format: str = "throttle_%(scope)s_%(ident)s"
-    """Format of the result of `get_cache_key`."""
     rule: ClassVar[Any] = _RateRule()
 
     _attributes = _RATES_OPTIONS
@@ -203,7 +198,7 @@ class SimpleRateThrottle(Throttle):
             raise ImproperlyConfigured(f"{message}, expected one such as '100/day', or None for no limit") from None
 
     def get_ident(self, request: Any) -> str:
-        """Return the client's address or network like other limits, respecting ``trusted_proxies``."""
+        """Return the client's address or network, respecting ``trusted_proxies``."""
         exchange = _exchange_of(request, None)
         if exchange is None:
             return ""
@@ -211,7 +206,7 @@ class SimpleRateThrottle(Throttle):
         return admission.rules.planner.address(admission.request) or ""
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
-        """Return the text that identifies the client; None to not throttle a request."""
+        """Return text that identifies the client; None: no limit."""
         ident = text_of(request.user, _USER) or self.get_ident(request)
         return self.cache_format % {"scope": self.scope, "ident": ident}
 
@@ -262,7 +257,6 @@ class ScopedRateThrottle(SimpleRateThrottle):
     """Limits each user at the rate of the view's ``throttle_scope``; views without one aren't limited."""
 
     scope_attr: ClassVar[str] = "throttle_scope"
-    """Name of the view attribute with the scope."""
 
     def __init__(self) -> None:
         """Leave the rate to the view."""
@@ -277,7 +271,7 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
 
 def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of the throttles of a view class, whose attributes ``as_view`` may override with ``given``."""
+    """Return the rules of a view class's throttles; ``given`` overrides its attributes."""
     own = getattr(view, "get_throttles", None)
     if getattr(own, "__module__", None) != "rest_framework.views":
         return []
@@ -312,7 +306,6 @@ def _rule_of_rates(throttle: Any, scope: str | None, rates: tuple[Limit | str, .
 
 
 def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
-    """None if LimitGate is disabled. Raises `ConfigError` without a gate."""
     django = request._request  # noqa: SLF001 - there is no public way
     exchange: Exchange | object | None = getattr(django, "scope", django.META).get(EXCHANGE, _NOT_THERE)
     if exchange is _NOT_THERE and rule is not None:

@@ -1,8 +1,7 @@
-"""The application inside a gate: the base of the middleware, handlers of refusals, and `limitgate.usage`.
+"""The application inside a gate: base of the middleware, handlers of refusals, and `limitgate.usage`.
 
-The application answers refusals by its framework's handlers for `RateLimited` and status 429, registered at any time. Those of
-more general errors are not used. In Flask and Quart, the first ``before_request`` function raises the refusal, so that
-blueprints and ``after_request`` functions work.
+The application answers refusals by its framework's handlers for `RateLimited` and status 429, not by more general ones. In
+Flask and Quart, the first ``before_request`` function raises the refusal, so that blueprints and ``after_request`` work.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class RaisingApp:
         return bool(spec.get(STATUS)) or any(kind in spec.get(None, {}) for kind in ERRORS)
 
     def _raise(self) -> Any:
-        """Raise the refusal, or answer it if neither the application nor the blueprint has a handler."""
+        """Answer the refusal if neither application nor blueprint has a handler."""
         request = self._request
         place = getattr(request, "scope", None) or request.environ
         found = place.pop(_REFUSED, None)
@@ -111,10 +110,9 @@ class Denials(NamedTuple):
 
     find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
     are_handlers: bool
-    """True if the framework may have run the handler already."""
+    """True if the framework may have called a handler."""
 
     def answer(self, place: Any, refusal: Refusal, decision: Decision | None) -> Callable[..., Any] | None:
-        """Return None without an application that answers, or if no limit refused."""
         return None if refusal.status != STATUS or decision is None else self.find(place, refusal, decision)
 
 
@@ -194,7 +192,7 @@ OF_LIMITERS = {
     "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
 }
 AT_ONCE = 1.0
-"""Maximum age of a dropped gate in seconds."""
+"""Seconds that a dropped gate may live."""
 
 
 @lacking("LimitGate", OF_LIMITERS)
@@ -204,20 +202,16 @@ class Around:
     gate: Gate | None = None
     app: Any
     options: Mapping[str, Any]
-    """The command uses the options to find the same keys and clients."""
+    """The command finds the same keys and clients with them."""
     PUT_AROUND: ClassVar[str]
     ENTRANCES: ClassVar[tuple[str, ...]]
 
     def note_entrances(self, app: Any) -> None:
-        """Save the entrances before one is replaced."""
         standing = {name: getattr(app, name, None) for name in self.ENTRANCES}
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the application to call if a request has returned to this gate.
-
-        This happens after ``app.wsgi_app = LimitGateWSGI(app)``. ``place`` is the scope or environ.
-        """
+        """Return the application for a request that returned to this gate, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
         exchange: Exchange | None = place.get(EXCHANGE)
         has_passed = place.get(PASSED) is self
         if not has_passed and (exchange is None or exchange.gate is not self.gate or exchange.has_come_back):
@@ -252,17 +246,14 @@ _PLACES = ("scope", "environ", "META", "env")
 def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
     """Return the state of the limits for the caller of a request, in WSGI applications. Charges nothing.
 
-    ``request`` is an environ, or a request of Flask, Django or any framework with an environ.
+    ``request`` is an environ, or a request of any framework with an environ. ``rule_names`` selects rules of the caller's tier;
+    without names, you get all rules that apply. If a named rule counts by ``path`` and doesn't apply, pass the route template
+    as
+    ``path``, for example ``/items/{id}``. Makes one call to the store.
 
-    ``rule_names`` selects rules of the caller's tier, or rules that apply to the request. Without names, you get all rules
-    that apply, including ``@limit``, throttles and adaptive limits. If a named rule counts by ``path`` and does not apply to
-    the request, pass the route template as ``path``, for example ``/items/{id}``.
-
-    Makes one call to the store within the request's ``timeout``. The result is empty if LimitGate is switched off, if the
-    request is exempt and you pass no names, or if the headers are too large to read.
-
-    Raises `StoreError` if the store fails, whatever ``on_error`` is. Raises `ConfigError` for an unknown rule, a missing
-    ``path``, or outside a request that a `LimitGate` has admitted.
+    The result is empty if LimitGate is off, if the request is exempt and you pass no names, or if the headers are too large.
+    Raises `StoreError` whatever ``on_error`` is, and `ConfigError` for an unknown rule, a missing ``path``, or outside a
+    request.
     """
     exchange = _exchange_of(request, "usage")
     if exchange is None:
@@ -276,10 +267,7 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
 
 
 async def ausage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
-    """`usage` for ASGI applications.
-
-    ``request`` is a scope, or a request of Starlette, FastAPI, Django or any framework with a scope.
-    """
+    """`usage` for ASGI applications. ``request`` is a scope, or a request with a scope."""
     exchange = _exchange_of(request, "ausage")
     if exchange is None:
         return ()

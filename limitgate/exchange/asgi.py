@@ -31,15 +31,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
-"""Of messages without one. Servers turn an early close into a 403."""
+"""Servers turn an early close into a 403."""
 BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 MOST_KEPT = 4
-"""Messages to buffer. Servers split bodies into parts of about 64 KiB."""
+"""Servers split bodies into parts of about 64 KiB."""
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
 CLIENT_GONE = (OSError, RuntimeError)
-"""Errors of servers after the client has left: `OSError` by ASGI 2.4, `RuntimeError` by Granian and for closed WebSockets."""
+"""`OSError` by ASGI 2.4; `RuntimeError` by Granian and for WebSockets."""
 
 _OURS = ("limitgate", EXCHANGE)
 
@@ -85,7 +85,7 @@ def marked_as_coroutine(function: F) -> F:
 
 
 def _read_along(meter: ResponseMeter, message: Message) -> None:
-    """Read a message of the response. The last one settles the request before it is sent."""
+    """The last message settles the request before it is sent."""
     kind = message["type"]
     if kind == "http.response.body":
         meter.feed(message.get("body") or b"")
@@ -103,7 +103,7 @@ _DESCRIBING = (b"content-type", b"content-encoding")
 class ReceiveBuffer:
     """Buffers messages during a wait, or for a rule that reads the body.
 
-    A pending call of ``receive`` is never cancelled; the application takes it over.
+    A pending ``receive`` is never cancelled; the application takes it over.
     """
 
     def __init__(self, receive: Callable[[], Awaitable[Message]]) -> None:
@@ -112,7 +112,6 @@ class ReceiveBuffer:
         self._pending: asyncio.Future[Message] | None = None
         self._most = MOST_KEPT
         self.has_read = False
-        """True if `read` was called."""
 
     async def receive(self) -> Message:
         while not self._kept:
@@ -127,7 +126,7 @@ class ReceiveBuffer:
         return self._kept.popleft()
 
     async def stays_until(self, moment: asyncio.Future[Any]) -> bool:
-        """Listen until a future is done. Return False if the client leaves first."""
+        """Wait for a future. Return False if the client leaves first."""
         while not moment.done() and len(self._kept) < self._most:
             if self._pending is None:
                 self._pending = asyncio.ensure_future(self._receive())
@@ -192,9 +191,9 @@ class ASGIExchange(Exchange):
     _is_answered = False
     _has_hung_up = False
     _is_receiving = False
-    """Stays True if the application is cancelled during the wait."""
+    """Stays True if the wait is cancelled."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
-    """A message that the application has not received yet, and its charge."""
+    """A message to deliver later, and its charge."""
 
     _shown = -1
     _buffer: ReceiveBuffer | None = None
@@ -225,7 +224,7 @@ class ASGIExchange(Exchange):
                 inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
 
     def show_outcome(self) -> None:
-        """A refusal's id is also for the outer scope."""
+        """Also show a refusal's id in the outer scope."""
         admission, inside = self._admission, self.scope
         inside["limitgate"] = overall_decision(admission) if admission.is_nested else admission.decision
         inside[OUTCOME] = overall_outcome(admission) if admission.is_nested else admission.outcome
@@ -237,7 +236,6 @@ class ASGIExchange(Exchange):
                 inside[REFUSAL_ID] = self._outer_scope[REFUSAL_ID] = refusal.id
 
     async def receive(self) -> Message:
-        """Charge messages that a rule limits."""
         # The previous caller was cancelled.
         if self._charging is not None:
             return await self._deliver(*self._charging)
@@ -259,7 +257,6 @@ class ASGIExchange(Exchange):
         return message
 
     async def stays_until(self, waiter: TurnWaiter) -> bool:
-        """Return False if the client leaves first."""
         # Another task is listening already.
         if self._is_receiving:
             await asyncio.wait([waiter])
@@ -280,7 +277,7 @@ class ASGIExchange(Exchange):
         return False
 
     async def _deliver(self, message: Message, charging: asyncio.Future[Refusal | None]) -> Message:
-        """Return the message after its charge, or a disconnect if it is refused. A cancelled caller may call again."""
+        """Charge the message; a refusal becomes a disconnect. A cancelled caller may call again."""
         try:
             refusal = await asyncio.shield(charging)
         except Exception:
@@ -337,7 +334,7 @@ class ASGIExchange(Exchange):
 
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
-        """`send_any` for a response that is read along. It is faster for the chunks of a stream, except the last one."""
+        """`send_any` for a response that is read along: faster for chunks."""
         admission = self._admission
         if message["type"] == "http.response.body" and message.get("more_body") and admission.has_begun and not self._is_closed:
             meter = admission.meter
@@ -380,7 +377,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _begin_refused(self, message: Message, refusal: Refusal) -> None:
-        """Keep the message if it already answers the refusal."""
+        """Keep a message that already answers the refusal."""
         if not self._is_answered_by(message, refusal):
             await self.refuse_late(has_asked_handlers=True)
             return
@@ -388,7 +385,7 @@ class ASGIExchange(Exchange):
         await self._send(self._completed(message, refusal.waiting))
 
     async def _send_last(self, message: Message) -> None:
-        """Make all refunds before the client has the whole response."""
+        """Refund before the client has the whole response."""
         admission = self._admission
         if message["type"] == "websocket.close":
             self._has_hung_up = True
@@ -402,7 +399,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _send_wholly(self, message: Message) -> None:
-        """Wait until the server has room for another message. Some servers, such as uvicorn, wait before they accept one."""
+        """Wait for room for another message. Servers such as uvicorn wait before they accept one."""
         if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
@@ -411,7 +408,7 @@ class ASGIExchange(Exchange):
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
         """Send the refusal of a further limit, unless a response has begun.
 
-        ``has_asked_handlers`` is True if the framework has already run its handler.
+        ``has_asked_handlers``: the framework ran its handler.
         """
         refusal = self._admission.refusal
         if refusal is None or self._admission.has_begun:
@@ -467,8 +464,7 @@ class ASGIExchange(Exchange):
     def _is_answered_by(self, start: Message, refusal: Refusal) -> bool:
         """True if a handler's response answers the refusal.
 
-        A status of 500 indicates a failed handler. Other statuses than the refusal's count only while the refusal is being
-        handled.
+        A 500 indicates a failed handler. Other statuses count only while the refusal is handled.
         """
         status = start.get("status")
         is_denial = start["type"] == "http.response.start" and status != 500

@@ -16,9 +16,9 @@ from limitgate.limits.decision import Decision
 from limitgate.rules.decorators import Mark
 
 EXCHANGE = "limitgate.exchange"
-"""In a scope or environ; the value is None if the gate is switched off."""
+"""Key in a scope or environ; None if the gate is disabled."""
 PASSED = "limitgate.passed"
-"""The middleware that has passed a scope or environ on without a decision."""
+"""Key of the middleware that forwarded without a decision."""
 REFUSAL_ID = "limitgate.refusal_id"
 OUTCOME = "limitgate.outcome"
 
@@ -50,7 +50,7 @@ class Exchange:
         return admission
 
     def show_outcome(self) -> None:
-        """Write the outcome and a refusal's id into the scope or environ, for handlers and access logs."""
+        """Write outcome and refusal id into the scope or environ."""
         admission = self._admission
         request, refusal = admission.request, admission.refusal
         if refusal is not None and (admission.is_nested or admission.permits is not None):
@@ -63,10 +63,7 @@ class Exchange:
             place[REFUSAL_ID] = refusal.id
 
     def further(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
-        """Apply further rules and wait for the turn, see `limitgate.gate.late.further`.
-
-        Return the decision about the whole request; None if no rule applies.
-        """
+        """Apply further rules and wait, see `limitgate.gate.late.further`. Return the whole decision; None without rules."""
         gate, admission = self.gate, self.open_admission()
         turn = run(gate.store, late.further(gate, admission, extra_rules), admission.budget)
         if turn is not None:
@@ -85,7 +82,7 @@ class Exchange:
         return overall_decision(admission)
 
     async def abudgeted(self, flow: Flow[T]) -> T:
-        """Run a flow within the request's time for the store. Several may run concurrently."""
+        """Run a flow within the request's time for the store; reentrant."""
         admission = self.open_admission()
         budget = admission.budget
         own = Budget(budget.left, measured=admission.rules.is_measured)
@@ -94,7 +91,6 @@ class Exchange:
         return result
 
     async def await_turn(self) -> bool:
-        """Return False if the client leaves first."""
         admission = self._admission
         if admission.turn is None:
             return True
@@ -106,13 +102,11 @@ class Exchange:
         return stays
 
     async def stays_until(self, waiter: TurnWaiter) -> bool:
-        """Return False if the client leaves first."""
         await waiter
         return True
 
     @property
     def marks(self) -> Container[Mark]:
-        """Applied by the gate."""
         return self._admission.marks
 
     def sent(self) -> None:
@@ -146,5 +140,4 @@ class Exchange:
 
     @property
     def decision(self) -> Decision | None:
-        """As the application sees it."""
         return overall_decision(self._admission)

@@ -17,14 +17,14 @@ from limitgate.http.request import Scope
 T = TypeVar("T")
 
 _READ_ALL = frozenset({"read", "readall", "readlines"})
-"""Methods that read the whole body without a size."""
+"""Read the whole body without a size."""
 _READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGINNINGS}) - {"http.response.start"}
-"""Messages that end the load of a request: a WebSocket handshake, or a file that the server sends."""
+"""End the load: a WebSocket handshake, or a file sent by the server."""
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """The shortest path, to protect the process from overload. Outer middleware may change the header list, so copy it."""
+    """Outer middleware may change the header list, so copy it."""
     refusal: Any = admission.refusal
     if admission.rules.counts is not None:
         admission.rules.counts.count("refused", "nobody")
@@ -56,8 +56,6 @@ _send = ASGIExchange.send
 
 
 class ASGIExchangeInFlight(ASGIExchange):
-    """An ASGI request that holds permits."""
-
     permits: Permits
     _has_body = False
 
@@ -91,7 +89,7 @@ class ASGIExchangeInFlight(ASGIExchange):
 
 
 async def for_client(call: Awaitable[T], permits: Permits) -> T:
-    """Await a call of the server. If it does not return immediately, it waits for the client."""
+    """A call that doesn't return immediately waits for the client."""
     steps: Any = call
     try:
         if type(steps) is CoroutineType:
@@ -128,7 +126,7 @@ def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
 
 
 class UploadInFlight:
-    """A WSGI request body of ``length`` bytes; None if unknown."""
+    """A WSGI body of ``length`` bytes; None if unknown."""
 
     def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
         self._stream = stream
@@ -174,7 +172,7 @@ def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
 
 
 def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
-    """Only the time to make the chunks counts as work."""
+    """Only the time to make chunks counts as work."""
     iterator: Iterator[bytes] | None = None
     while True:
         permits.busy()
@@ -193,7 +191,7 @@ def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[byte
 def written_in_flight(
     write: Callable[[bytes], object], permits: Permits, status: int | None, headers: Fields
 ) -> Callable[[bytes], object]:
-    """Note the start of a response. Calls of the returned ``write`` are waits for the client."""
+    """Note the start of a response. Calls of ``write`` wait for the client."""
     permits.starts(status, raw(headers))
 
     def write_in_flight(data: bytes) -> object:

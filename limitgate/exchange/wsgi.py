@@ -51,7 +51,7 @@ class Upload:
 class Body:
     """The chunks of a WSGI response, during which the application may still run.
 
-    Refunds are made after the last chunk and on `close`, which some servers never call, but which may still report the cost.
+    Refunds are made after the last chunk and on `close`, which some servers never call.
     """
 
     __slots__ = ("_chunks", "_exchange", "_iterator")
@@ -123,7 +123,7 @@ def _read_along(write: Callable[[bytes], object], meter: ResponseMeter) -> Calla
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
-    """Return a ``start_response`` that notes the status and replaces rate fields. Those in ``waiting`` replace none."""
+    """Return a ``start_response`` that notes the status and replaces rate fields, except those in ``waiting``."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)

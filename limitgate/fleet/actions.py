@@ -1,4 +1,4 @@
-"""Bans, pardons and resets a client that the figures show, by the key of its bucket."""
+"""Bans, pardons and resets clients by the keys in the figures."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from limitgate.rules.rule import Rule
 def client_bucket(
     figures: Mapping[str, Any], rule: str, tier: str, key: str, *, timeout: float = 2.0
 ) -> tuple[str, RuleBucketOperations]:
-    """Return the name and the bucket of a client in these figures, by its rule and its ``key`` there.
+    """Return name and bucket of a client by its rule and its ``key`` in the figures.
 
-    A reset knows the limits of the rule, not those that a caller has of its own. Raises `ConfigError` for a client that the
-    figures do not list.
+    Raises `ConfigError` for an unlisted client.
+
+    A reset knows the rule's limits, not those of a caller.
     """
     found = next((each for each in figures["rules"] if (each["name"], each["tier"]) == (rule, tier)), None)
     listed = [] if found is None else [*found["most_refused"], *found["most_used"]]
@@ -33,7 +34,7 @@ def client_bucket(
 
 
 def charges(key: str, name: str, limits: Iterable[Mapping[str, str]]) -> Sequence[Charge]:
-    """Return the charges of a client under a rule with these limits. Raises `ConfigError` for invalid ones."""
+    """Return a client's charges under a rule. Raises `ConfigError` for invalid limits."""
     written: list[Any] = [
         Limit(each["limit"], **{name: value for name, value in each.items() if name in ("algorithm", "align")})  # type: ignore[arg-type]
         for each in limits

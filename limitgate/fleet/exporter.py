@@ -1,7 +1,6 @@
-"""Adds up the counters of all processes for Prometheus. What an ended process has counted stays.
+"""Adds up the counters of all processes for Prometheus, ended ones included.
 
-Each process has an id, so a restart begins another one, and the sum never falls. The totals are kept in the store, so that the
-exporter itself may restart.
+Each start of a process has an id, so the sum never falls. The store keeps the totals across restarts of the exporter.
 """
 
 from __future__ import annotations
@@ -32,27 +31,26 @@ with extra("prometheus", "prometheus_client"):
     from prometheus_client.utils import floatToGoString
 
 EVERY = 5.0
-"""Seconds between two readings: snapshots last for 10 s, so that the last one of a process is seen."""
+"""Seconds. Snapshots last for 10 s, so none is missed."""
 KEPT = 3_600.0
-"""Seconds for which a process that is gone may come back without being counted twice."""
+"""Seconds during which a returning process isn't counted twice."""
 MOST_SERIES = 20_000
 _BY_NAME = {each.name: each for each in INSTRUMENTS}
 _MOST_STATE = 64 * 1024 * 1024
 
 Series = tuple[str, tuple[str, ...]]
-"""Name of an instrument, and labels."""
 
 
 class Totals:
-    """Counters by process, and the sum of those that are gone for long. Times are Unix seconds."""
+    """Counters by process, and the sum of those long gone. Times are Unix seconds."""
 
     def __init__(self) -> None:
         self._gone: dict[Series, list[float]] = {}
         self._processes: dict[str, tuple[float, dict[Series, list[float]]]] = {}
-        """When each was seen last, and its counters."""
+        """Time of the last snapshot, and counters."""
 
     def update(self, snapshots: Iterable[Snapshot], now: float) -> None:
-        """Take in the counters of processes. Those of a process never fall."""
+        """Update the counters of processes, which never fall."""
         for snapshot in snapshots:
             _, known = self._processes.get(snapshot.id, (now, {}))
             for name, labels, values in snapshot.counters:
@@ -68,14 +66,12 @@ class Totals:
             _add(self._gone, self._processes.pop(id_)[1])
 
     def sums(self) -> dict[Series, list[float]]:
-        """Return the sum of all processes that have ever been seen."""
         found = {series: list(values) for series, values in self._gone.items()}
         for _, counters in self._processes.values():
             _add(found, counters)
         return found
 
     def state(self) -> str:
-        """Return text for `restore`."""
         kept = {
             "gone": _listed(self._gone),
             "processes": [[id_, seen, _listed(counters)] for id_, (seen, counters) in self._processes.items()],
@@ -83,7 +79,7 @@ class Totals:
         return base64.b64encode(zlib.compress(json.dumps(kept, separators=(",", ":")).encode(), 1)).decode()
 
     def restore(self, text: str) -> None:
-        """Take over what another exporter has seen. Text that it has not written counts as nothing."""
+        """Adopt another exporter's state. Ignores invalid text."""
         try:
             unpacking = zlib.decompressobj()
             kept = json.loads(unpacking.decompress(base64.b64decode(text), _MOST_STATE))
@@ -146,7 +142,7 @@ class FleetCollector:
         self._totals = Totals()
         self._is_restored = False
         self._known: dict[Series, list[float]] = {}
-        """Every series shown so far: none of them disappears or falls."""
+        """None of them disappears or falls."""
         self._saved_at = -math.inf
         self._lock = threading.Lock()
 
@@ -161,7 +157,6 @@ class FleetCollector:
                 self.save()
 
     def save(self) -> None:
-        """Keep the totals in the store, if it can be written."""
         self._saved_at = monotonic()
         with logged_errors():
             try:
@@ -170,7 +165,6 @@ class FleetCollector:
                 return
 
     def _restore(self) -> None:
-        """Go on from what an earlier exporter has seen, once the store answers."""
         if self._is_restored:
             return
         try:
@@ -209,7 +203,6 @@ class FleetCollector:
 
 
 def _expected(living: Iterable[Snapshot]) -> dict[Series, list[float]]:
-    """Return series that exist from the start, with 0."""
     found: dict[Series, list[float]] = {}
     for snapshot in living:
         for outcome in get_args(Outcome):

@@ -1,6 +1,6 @@
-"""Writes the snapshot of this process to the store every 2 seconds: in the event loop's task under ASGI, else in a thread.
+"""Writes the snapshot of this process to the store every 2 seconds, in a task under ASGI, otherwise in a thread.
 
-A request never waits for it. If the store fails, the next snapshots come later, and nothing else happens.
+Requests never wait for it. If the store fails, the next snapshots come later.
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ from limitgate.rules.rule import RuleSet
 from limitgate.stores.base import AsyncFleetStore, FleetRequest, StoredFleet, SyncFleetStore, fleet_key
 
 EVERY: Final = 2.0
-"""Seconds between two snapshots."""
+"""Seconds."""
 TTL: Final = 10.0
 ENDED_TTL: Final = 60.0
-"""Seconds for which the last snapshot of a process stays, so that an exporter sees its last counts."""
+"""Seconds, so that an exporter sees the last counts."""
 TIMEOUT: Final = 1.0
 _LAST: Final = 0.5
 _LONGEST_PAUSE: Final = 16.0
 _RENEWAL: Final = 900
-"""Snapshots after which the index is renewed: half an hour."""
+"""Snapshots: half an hour."""
 _FLEET_BYTES, _LEAST, _MOST_BYTES = 1024 * 1024, 1536, 48 * 1024
-"""Bytes of all snapshots of a fleet, and bounds for a single one: more processes list fewer clients each."""
+"""Bytes of all snapshots, and bounds of one: large fleets list fewer clients per process."""
 _LOOKBACK = 5
-"""Snapshots over which the utilization is taken."""
+"""Snapshots that utilization spans."""
 
 
 class Loads(Protocol):
-    """The last load of rules."""
-
     was_ok: bool
     at: float
     error: str | None
@@ -63,20 +61,17 @@ class _Rules(Protocol):
 
 class _Outages(Protocol):
     last_error: tuple[str, float] | None
-    """Text of the store's last failure, and its Unix time."""
+    """Text and Unix time."""
 
 
 class Watched(Protocol):
-    """What a snapshot tells of a gate."""
-
     loads: Any
-    """Of `Loads`."""
     rules: Any
     outages: Any
 
 
 class Publisher:
-    """Writes the snapshots of a gate, while the gate lives."""
+    """Writes a gate's snapshots while the gate lives."""
 
     def __init__(
         self,
@@ -127,16 +122,15 @@ class Publisher:
         self._rates = 0.0, 0.0
 
     def before_fork(self) -> None:
-        """Stop the thread: a fork of a process with several threads may deadlock the child."""
+        """Stop the thread: forking a process with threads may deadlock the child."""
         self._is_paused = self._poller.pause(2 * TIMEOUT)
 
     def after_fork(self) -> None:
-        """Go on in the parent."""
         if self._is_paused:
             self._poller.start()
 
     def reset_after_fork(self) -> None:
-        """A child is another process, which has counted nothing. It begins to write with its first request."""
+        """A child has counted nothing; it writes from its first request on."""
         self._tally.at_first = self.start
         self._begin_anew()
         self._base = {series: series.values.copy() for series in self._series()}
@@ -144,7 +138,7 @@ class Publisher:
         self._before = requests, refused, monotonic()
 
     def start(self) -> None:
-        """Begin to write, if this is not under way: on the running event loop if the store is for it, else in a thread."""
+        """Start writing, on the running event loop if the store needs one."""
         if switch.null_store is not None:
             return
         if isinstance(self._store, AsyncFleetStore):
@@ -164,7 +158,7 @@ class Publisher:
         self._timer = loop.call_later(seconds, _look, ref(self), loop, context=Context())
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count what is queued, and write a snapshot if it is time. Called by a timer."""
+        """Count what is queued, and write when due. Called by a timer."""
         if self._loop is not loop or self._timer is None:
             return
         self._next_look(loop, self._count())
@@ -172,17 +166,17 @@ class Publisher:
             self._task = begin(self._awrite())
 
     def poll(self) -> None:
-        """Count what is queued, and write a snapshot if it is time. Called by a thread."""
+        """Count what is queued, and write when due. Called by a thread."""
         self._poller.seconds = self._count()
         if self._is_due():
             self._write()
 
     def _count(self) -> float:
-        """Count what is queued. Return the seconds until the next time: an idle process wakes up for snapshots only."""
+        """An idle process wakes up for snapshots only."""
         return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:
-        """Nothing: an interrupted write is repeated anyway."""
+        """Do nothing: an interrupted write is repeated."""
 
     def _is_due(self) -> bool:
         now = monotonic()
@@ -193,7 +187,7 @@ class Publisher:
         return self._gate() is not None and switch.null_store is None and not self._is_closed()
 
     def _is_closed(self) -> bool:
-        """True if the store was closed, and no request has used it since: writing would open it again."""
+        """True if no request has used a closed store since: writing would reopen it."""
         closings = getattr(self._store, "closings", 0)
         seen = self._totals()[0]
         if closings != self._closings:
@@ -237,7 +231,6 @@ class Publisher:
         self._pause = EVERY
 
     async def aend(self) -> None:
-        """Write the last snapshot, and stop."""
         timer, self._timer, self._loop = self._timer, None, None
         if timer is not None:
             timer.cancel()
@@ -253,7 +246,7 @@ class Publisher:
                     self.failures += 1
 
     def end(self) -> None:
-        """Write the last snapshot from a thread, and stop."""
+        """Write the last snapshot from a thread."""
         if not self._poller.is_running:
             return
         self._poller.stop()
@@ -305,7 +298,6 @@ class Publisher:
         return requests, refused
 
     def snapshot(self, *, ended: bool = False) -> Snapshot:
-        """Return what this process has to tell. Raises `ReferenceError` without a gate."""
         gate = self._gate()
         if gate is None:
             raise ReferenceError("the gate is gone")
@@ -373,7 +365,7 @@ class Publisher:
         return RuleState(*row.labels, values[ADMITTED], values[REFUSED], utilization, used, refusals, names, row.limits)
 
     def _counters(self, series: Series) -> Iterable[Value]:
-        """Leave out what was not counted; readers know what there may be."""
+        """Leaves out zeros: readers know all series."""
         values = self._values(series)
         place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):
@@ -388,12 +380,11 @@ class Publisher:
 
 
 def budget_of(processes: int) -> int:
-    """Return the bytes that each snapshot of so many processes may have."""
     return max(_LEAST, min(_MOST_BYTES, _FLEET_BYTES // max(1, processes)))
 
 
 def _utilization(values: Sequence[Any], before: Sequence[Any]) -> float:
-    """Return the mean share of the highest bucket of the histogram that was counted since."""
+    """Mean share of the highest histogram bucket with new counts."""
     for bucket in range(len(BOUNDS), -1, -1):
         count = values[COUNTS + bucket] - before[COUNTS + bucket]
         if count > 0:

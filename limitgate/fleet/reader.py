@@ -1,7 +1,7 @@
-"""Reads the snapshots of all processes and adds them up. One reader per store serves every viewer of a process.
+"""Reads and adds up the snapshots of all processes. All viewers of a process share one reader per store.
 
-`FleetReader.read` (sync store) and `FleetReader.aread` (async store) return the figures as one dictionary, which has the fields
-of ``status --json``. They never raise: if the store fails, the figures say so, and the rest is that of the last reading.
+`FleetReader.read` and `FleetReader.aread` return one dictionary, as in ``status --json``. They never raise: if the store fails,
+the figures say so and repeat the last reading.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from limitgate.stores.base import AsyncFleetStore, FleetRequest, StoredFleet, Sy
 from limitgate.stores.memory import MemoryStore
 
 FRESH = 1.0
-"""Seconds for which a reading serves further viewers, at least."""
+"""Minimum seconds that a reading is shared."""
 SHARE = 0.02
-"""Share of a core that reading may take: of a large fleet, a reading serves viewers for longer."""
+"""Share of a core for reading; large fleets are read less often."""
 STALEST = 10.0
 BANS_FRESH = 4.0
 LATE = 6.0
-"""Seconds without a new snapshot after which a process is late; after 10 it is gone."""
+"""Seconds without a snapshot; after 10 the process is gone."""
 MOST_WHO = 20
-"""Clients listed per rule."""
+"""Clients per rule."""
 AWAY = 30.0
-"""Seconds of difference between the clocks of a process and of the store that are reported."""
+"""Clock difference in seconds that is reported."""
 LIVE = 15 * 60 // 2
-"""Readings kept: 15 minutes, one each 2 seconds."""
+"""Readings: 15 minutes, one per 2 seconds."""
 NOW = 15.0
-"""Seconds since the last refusal for which a client counts as refused now."""
+"""Seconds after a refusal that a client counts as refused."""
 Figures = dict[str, Any]
 
 
@@ -61,7 +61,6 @@ class FleetReader:
         self._clock = clock
         self._journal = JournalFlows(key_prefix, timeout, clock)
         self.snapshots: Sequence[Snapshot] = ()
-        """Of the last reading."""
         self._live: deque[dict[str, float]] = deque(maxlen=LIVE)
         self._steps: dict[int, dict[str, tuple[int, int]]] = {}
         self._counts: dict[tuple[str, str, str], tuple[float, int, float | None]] = {}
@@ -73,17 +72,15 @@ class FleetReader:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget a reading that the fork interrupted."""
         self._lock = threading.Lock()
         self._reading: asyncio.Future[Figures] | None = None
         self._read_at = -math.inf
 
     def expire(self) -> None:
-        """Read anew, bans included, when the figures are asked for next."""
         self._read_at = self._next_bans = -math.inf
 
     def read(self) -> Figures:
-        """Return the figures, at most a second old, or up to 10 of a large fleet. Needs a sync store."""
+        """Return the figures, 1 to 10 seconds old depending on the fleet. Needs a sync store."""
         with self._lock:
             if self._figures is None or monotonic() - self._read_at > self._fresh:
                 began = monotonic()
@@ -98,7 +95,7 @@ class FleetReader:
             return self._figures or {}
 
     async def aread(self) -> Figures:
-        """Return the figures as `read` does. Needs an async store. Concurrent callers share a reading."""
+        """`read` for an async store. Concurrent callers share a reading."""
         if self._figures is not None and monotonic() - self._read_at <= self._fresh:
             return self._figures
         reading, loop = self._reading, asyncio.get_running_loop()
@@ -220,7 +217,7 @@ class FleetReader:
         }
 
     def _note_steps(self, every: Iterable[Snapshot], now: float) -> None:
-        """Remember the steps of processes that end. A process' clock may be wrong by hours: its steps count from its own."""
+        """Keep the steps of ended processes. They count from the process' own clock, which may be wrong by hours."""
         for snapshot in every:
             ahead = round(_ahead(snapshot, now) / STEP)
             for step, requests, refused in snapshot.history:
@@ -230,7 +227,6 @@ class FleetReader:
             del self._steps[step]
 
     def _history(self, now: float) -> list[dict[str, int]]:
-        """Steps of 30 s, oldest first, without the current one."""
         current = int(now // STEP)
         found = []
         for step in range(current - STEPS, current):
@@ -307,13 +303,11 @@ class FleetReader:
 
 
 def _ahead(snapshot: Snapshot, now: float) -> float:
-    """Return the seconds by which the clock of a process is ahead of the store's, 0 if it is about right."""
     ahead = snapshot.at - now
     return ahead if abs(ahead) > AWAY else 0.0
 
 
 def _shifted(rule: RuleState, ahead: float) -> RuleState:
-    """Return a rule with its times as the store's clock has them."""
     used, refusals = (
         top._replace(entries=[each._replace(since=each.since - ahead, last=each.last - ahead) for each in top.entries])
         for top in (rule.used, rule.refusals)
@@ -322,7 +316,6 @@ def _shifted(rule: RuleState, ahead: float) -> RuleState:
 
 
 def _rate(before: tuple[float, int, float | None] | None, entry: Entry, now: float) -> tuple[float, int, float | None]:
-    """Return time, count and rate: a rate lasts until a later reading changes it."""
     if before is None:
         return now, entry.hits, None
     at, count, rate = before
@@ -337,7 +330,6 @@ def _too_long() -> Snapshot:
 
 
 def _revision_of_most(living: Iterable[Snapshot]) -> int | None:
-    """Return the revision of most processes; of equally many, the one loaded last."""
     ranks: dict[int | None, tuple[int, float]] = {}
     for each in living:
         count, at = ranks.get(each.revision, (0, 0.0))
@@ -370,7 +362,6 @@ def _adaptive(living: Iterable[Snapshot]) -> list[dict[str, Any]]:
 
 
 def _headline(rules: Iterable[Mapping[str, Any]], now: float) -> dict[str, Any] | None:
-    """Return the client that is refused most at present, None if nobody is."""
     found = [
         ((each["per_second"] or 0.0, each["count"] - each["error"]), rule, each)
         for rule in rules
@@ -389,10 +380,7 @@ _readers: WeakKeyDictionary[Any, dict[str, FleetReader]] = WeakKeyDictionary()
 
 
 def reader_of(store: Any, key_prefix: str = "limitgate", *, timeout: float = 2.0) -> FleetReader:
-    """Return the reader of a store, shared by all viewers of this process.
-
-    Raises `TypeError` for a store that keeps no snapshots.
-    """
+    """Return the shared reader of a store. Raises `TypeError` for a store without snapshots."""
     if not isinstance(store, SyncFleetStore | AsyncFleetStore):
         raise TypeError(f"a {type(store).__name__} keeps no snapshots, expected a MemoryStore or a store on Redis")
     readers = _readers.setdefault(store, {})

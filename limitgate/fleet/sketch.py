@@ -1,11 +1,11 @@
-"""Finds who occurs most in a stream with little memory. Pure.
+"""Finds the most frequent names of a stream with little memory. Pure.
 
-Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter. All others
-share the cells of the filter, by hash. A name gets a counter, that of the least name, once its cell has reached that count. So
-the names of a flood compete among themselves first: a flood of n names raises the counts that matter by n / cells, and not by
-n / size.
+Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter; others share
+the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises the
+counts
+that matter by n / cells, and not by n / size.
 
-The true count of a name with a counter is in ``[hits - error, hits]``. That of any other name is at most `floor`.
+The true count of a name with a counter is in ``[hits - error, hits]``, that of any other name is at most `floor`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ class Entry(NamedTuple):
 
     key: str
     hits: int
-    """The count."""
     error: int
-    """At most so many of the hits belong to others."""
+    """Maximum of hits that belong to others."""
     since: float
-    """When this run of occurrences began: no pause in it is longer than `PAUSE`."""
+    """Start of this run, which has no pause above `PAUSE`."""
     last: float
 
 
 PAUSE = 60.0
-"""Seconds without an occurrence that end a run."""
+"""Seconds."""
 
 
 class Sketch:
-    """Counts of at most ``size`` names. Without a filter, if ``cells`` is 0, this is plain Space-Saving."""
-
     __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_lowest", "_since", "size", "total")
 
     def __init__(self, size: int = SIZE, cells: int = CELLS) -> None:
@@ -46,15 +43,15 @@ class Sketch:
         self.total = 0
         self._cells = cells
         self._filter: array[int] | None = None
-        """Made when the first name finds no counter."""
+        """Created when a name finds no counter."""
         self._counts: dict[str, int] = {}
         self._errors: dict[str, int] = {}
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._floor = 0
-        """At most the least count: it only grows, so it need not be found for most names of a flood."""
+        """Lower bound of the counts; saves a search for most names of a flood."""
         self._lowest: list[str] = []
-        """Names that had this count when it was found."""
+        """Names that had this count."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -64,18 +61,15 @@ class Sketch:
 
     @property
     def names(self) -> Iterable[str]:
-        """All names with a counter, in no order."""
         return self._counts
 
     @property
     def floor(self) -> int:
-        """The most that a name without a counter can have occurred."""
         if self._filter is None:
             return 0
         return max(self._filter) if self._cells else min(self._counts.values(), default=0)
 
     def add(self, counts: Mapping[str, int], now: float) -> None:
-        """Count occurrences by name, at a Unix time."""
         known, last, cells = self._counts, self._last, self._cells
         self.total += sum(counts.values())
         fill, floor = self._filter, self._floor
@@ -122,7 +116,7 @@ class Sketch:
         self._put(key, count, before, now)
 
     def _least(self) -> str:
-        """Return a name with the least count. All that have it are found at once, as a flood asks for many."""
+        """Finds all names with the least count at once, because a flood asks for many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -133,7 +127,6 @@ class Sketch:
             self._lowest = [key for key, count in counts.items() if count == self._floor]
 
     def entries(self) -> list[Entry]:
-        """Return all names with a counter, in the order of what they have at least."""
         entries = [
             Entry(key, count, self._errors[key], self._since[key], self._last[key]) for key, count in self._counts.items()
         ]
@@ -145,13 +138,10 @@ def _least_first(entry: Entry) -> tuple[int, int]:
 
 
 class Top(NamedTuple):
-    """The names of a sketch that occur most, and the most that any other name can have occurred."""
-
     entries: Sequence[Entry] = ()
     floor: int = 0
 
     def cut(self, most: int) -> Top:
-        """Keep the first names."""
         left_out = self.entries[most:]
         return Top(self.entries[:most], max([self.floor, *[each.hits for each in left_out]])) if left_out else self
 
@@ -160,15 +150,11 @@ NOBODY = Top()
 
 
 def top(sketch: Sketch) -> Top:
-    """Return what a sketch knows."""
     return Top(sketch.entries(), sketch.floor)
 
 
 def merge(tops: Iterable[Top]) -> Top:
-    """Add the counts of several streams. Errors add up: a name that a stream does not list may have occurred there, too.
-
-    The true count stays in ``[hits - error, hits]``.
-    """
+    """Add the counts of streams. Errors add up: a name may also be in streams that don't list it."""
     listed = list(tops)
     if len(listed) == 1:
         return listed[0]
@@ -190,9 +176,9 @@ def merge(tops: Iterable[Top]) -> Top:
 
 
 class RecentSketch:
-    """A sketch of the last `PERIOD` to twice as many seconds: those of the current period and of the one before.
+    """A sketch of the current period of `PERIOD` seconds and the previous one.
 
-    Periods begin at whole multiples of Unix time, so that those of all processes agree.
+    Periods begin at multiples of Unix time, so that all processes agree.
     """
 
     __slots__ = ("_before", "_current", "_period")
@@ -202,12 +188,10 @@ class RecentSketch:
         self._period = 0
 
     def add(self, counts: Mapping[str, int], now: float) -> None:
-        """Count occurrences by name, at a Unix time."""
         self.look(now)
         self._current.add(counts, now)
 
     def look(self, now: float) -> None:
-        """Begin another period if it is time."""
         period = int(now // PERIOD)
         if period == self._period:
             return
@@ -219,21 +203,17 @@ class RecentSketch:
 
     @property
     def has_room(self) -> bool:
-        """True if another name gets a counter at once."""
         return len(self._current) < self._current.size
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing was counted in either period."""
         return not (self._current.total or self._before.total)
 
     @property
     def names(self) -> Iterable[str]:
-        """All names with a counter, in no order."""
         return chain(self._current.names, self._before.names)
 
     def top(self) -> Top:
-        """Return what is known of both periods."""
         return merge([top(each) for each in (self._current, self._before) if each.total]) if not self.is_empty else Top()
 
 

@@ -1,7 +1,6 @@
-"""The snapshot of one process: one compact value with a version. Pure.
+"""The snapshot of one process: one compact, versioned value. Pure.
 
-The bytes are ``LG``, a version, and JSON compressed by zlib. Readers skip what they cannot read, and never trust it: other
-programs may write to the store.
+The bytes are ``LG``, a version, and JSON compressed by zlib. Readers don't trust them: other programs may write to the store.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from limitgate.stores.base import LONGEST_SNAPSHOT
 VERSION = 1
 _HEAD = b"LG%c" % VERSION
 _MOST_JSON = 1_048_576
-"""Bytes of JSON in a snapshot; a longer one is not unpacked."""
+"""Longer snapshots aren't unpacked."""
 LONGEST_NAME = 128
 MOST_RULES = 1_000
 _HUGE = 2**63
@@ -33,17 +32,15 @@ T = TypeVar("T")
 
 Labels = tuple[str, ...]
 Value = tuple[str, Labels, Sequence[float]]
-"""Name of an instrument, labels, and its value; for a histogram the counts of its buckets and then the sum."""
+"""Instrument, labels, and value: bucket counts and the sum for a histogram."""
 
 
 class UnreadableError(ValueError):
-    """A value that is no snapshot of this version."""
+    """Not a snapshot of this version."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleState:
-    """A rule in one process."""
-
     name: str
     tier: str
     admitted: int
@@ -52,18 +49,15 @@ class RuleState:
     used: Top = NOBODY
     refusals: Top = NOBODY
     names: Mapping[str, str] = field(default_factory=dict)
-    """Names of clients by key."""
     limits: Sequence[Mapping[str, str]] = ()
-    """As they are written: limit, and if given algorithm and align."""
+    """As written: limit, algorithm and align."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The store, as one process sees it."""
-
     up: bool
     latency: float | None
-    """Seconds that the last snapshot took to write; None before."""
+    """Seconds to write the previous snapshot."""
     breaker: str
     """``closed``, ``open`` or ``half-open``."""
     scheme: str = ""
@@ -71,8 +65,6 @@ class StoreState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """The last load of rules."""
-
     ok: bool
     at: float
     error: str | None = None
@@ -80,10 +72,10 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One process at a moment. Times are Unix seconds of its own clock."""
+    """One process. Times are Unix seconds by its clock."""
 
     id: str
-    """16 hex digits that another process or a later start does not have."""
+    """16 hex digits, unique per start of a process."""
     host: str
     pid: int
     start: float
@@ -91,7 +83,6 @@ class Snapshot:
     version: str
     revision: int | None
     source: str
-    """Where the rules come from."""
     requests: int
     refused: int
     store: StoreState
@@ -100,25 +91,24 @@ class Snapshot:
     last_error_at: float | None = None
     rules: Sequence[RuleState] = ()
     adaptive: Sequence[tuple[str, str, int, int]] = ()
-    """Rule, tier, limit in force and requests in flight."""
+    """Rule, tier, limit, in flight."""
     counters: Sequence[Value] = ()
     gauges: Sequence[Value] = ()
     ended: bool = False
-    """The process has stopped and counts no more."""
     names: str = "masked"
     rates: tuple[float, float] = (0.0, 0.0)
-    """Requests and refusals per second, over the last period."""
+    """Per second, over the last period."""
     history: Sequence[tuple[int, int, int]] = ()
-    """Of the last 15 minutes: Unix time by `STEP`, requests and refusals in that step."""
+    """Last 15 minutes by `STEP`: Unix time, requests, refusals."""
 
 
 STEP = 30
-"""Seconds of a step of the history."""
+"""Seconds."""
 STEPS = 30
 
 
 def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
-    """Return the bytes of a snapshot, at most ``budget`` if cutting its sketches can bring it about."""
+    """Return a snapshot's bytes, within ``budget`` if cutting its sketches suffices."""
     most = SIZE
     while True:
         packed = _HEAD + zlib.compress(json.dumps(_plain(snapshot, most), separators=(",", ":")).encode(), 1)
@@ -130,7 +120,6 @@ def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
 
 
 def _bare(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot without its rules."""
     bare = {**_plain(snapshot, 0), **_plain_rules([], 0), "c": [], "g": [], "a": []}
     return {name: value[:LONGEST_NAME] if isinstance(value, str) else value for name, value in bare.items()}
 
@@ -162,7 +151,7 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
 
 
 def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
-    """The clients of all rules are in columns, which are read several times as fast as rows."""
+    """Clients are in columns, which are read several times as fast as rows."""
     listed, entries, names = [], list[Entry](), list[str]()
     for rule in rules:
         tops = rule.used.cut(most), rule.refusals.cut(most)
@@ -273,7 +262,7 @@ def _value(kept: Sequence[Any]) -> Value:
 
 
 def _each(kept: Sequence[Any], read: Callable[[Any], T]) -> list[T]:
-    """Skip damaged entries: the others are still true."""
+    """Skip damaged entries."""
     found: list[T] = []
     for each in kept:
         with suppress(TypeError, ValueError, LookupError, AttributeError, OverflowError):
@@ -289,7 +278,7 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """Cached, because processes tell the same."""
+    """The result is cached, because processes report the same texts."""
     return shortened(printable(text), longest)
 
 

@@ -1,8 +1,7 @@
 """Collects who uses the rules of a gate, and who is refused.
 
-On a request's way, its reading goes into a queue. A timer or a thread counts what is queued: the metrics of
-rules, and the clients in two sketches per rule. A client is named by a request of its own, when it has a counter: its
-key is a digest.
+A request only queues its reading. A timer or a thread counts the queue: the metrics of rules, and two sketches of clients per
+rule. A client with a counter is named by one of its requests, because its key is a digest.
 """
 
 from __future__ import annotations
@@ -20,45 +19,41 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.forking import reset_in_children
 
 PERIOD: Final = 0.25
-"""Seconds between two counts of the queues, if there is much to count."""
+"""Seconds between counts."""
 MUCH: Final = 200
 MOST: Final = 2048
-"""Readings in a queue; with more, a request counts them."""
+"""Readings in a queue; a request counts any more."""
 NAMES: Final = 32
-"""Clients named per period while their sketch has room."""
+"""Clients named per period."""
 LONGEST: Final = 128
 EVERYBODY: Final = "everybody"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
-"""Returns the name of the client of an admission, as the option ``names`` says."""
+"""By the option ``names``."""
 
 
 class Clients:
-    """Clients of one rule, by the key of their bucket."""
-
     __slots__ = ("__weakref__", "free", "names", "refused", "used")
 
     def __init__(self) -> None:
         self.used, self.refused = RecentSketch(), RecentSketch()
         self.names: dict[str, str] = {}
         self.free = NAMES
-        """Clients that may be named before they have a counter."""
+        """Clients that may get a name early."""
 
     def wants(self, key: str) -> bool:
-        """Return True if the name of a client is still to be found."""
         return key not in self.names and (self.free > 0 or key in self.used or key in self.refused)
 
     def find_name(self, key: str, name: Name, admission: Any) -> None:
-        """Name the client of an admission, once."""
         self.names[key] = ""
         self.free = max(0, self.free - 1)
         with logged_errors():  # Users and callers are objects of the application.
             self.names[key] = name(admission)[:LONGEST]
 
     def tops(self, now: float) -> tuple[Top, Top, dict[str, str]]:
-        """Return who uses the rule most and who is refused most, at a Unix time, and their names by digest."""
+        """Return the top users and refused clients at a Unix time, and their names by digest."""
         self.used.look(now)
         self.refused.look(now)
         used, refused = self.used.top(), self.refused.top()
@@ -69,7 +64,6 @@ class Clients:
         return _by_digest(used), _by_digest(refused), names
 
     def renew(self) -> Iterable[str]:
-        """Begin another period. Return the clients that have a counter, but no name."""
         self.free = min(NAMES, max(0, SIZE - len(self.names))) if self.used.has_room else 0
         return [key for each in (self.used, self.refused) for key in each.names if key not in self.names]
 
@@ -79,26 +73,23 @@ def _by_digest(found: Top) -> Top:
 
 
 class Tally:
-    """What a gate collects for the fleet."""
-
     def __init__(self) -> None:
         self._pending: list[tuple[ref[Queue], _Pending]] = []
         self._others: list[tuple[RecentSketch, str]] = []
         self._later: list[Callable[[], object]] = []
         self._clients: WeakSet[Clients] = WeakSet()
         self.known: set[str] = set()
-        """Keys of clients that need no name."""
+        """Keys that need no name."""
         self.wanted: set[str] = set()
-        """Keys of clients that have a counter, but no name."""
+        """Keys with a counter but no name."""
         self.at_overflow: Callable[[], object] = bool
-        """Called when a request has to count a queue, in any thread."""
+        """Called by a request on a full queue, in any thread."""
         self.at_first: Callable[[], object] | None = None
-        """Called once by a request that looks for names, in any thread."""
+        """Called once by a request, in any thread."""
         self.lock = threading.RLock()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Drop what the parent counts."""
         self.lock = threading.RLock()
         for queue, pending in self._pending:
             pending.clear()
@@ -112,18 +103,16 @@ class Tally:
             clients.used, clients.refused = RecentSketch(), RecentSketch()
 
     def take(self, queue: Queue, pending: _Pending) -> None:
-        """Count what is in another queue, until it is gone."""
+        """Count a queue until it is freed."""
         with self.lock:
             self._pending.append((ref(queue), pending))
 
     def of_rule(self) -> Clients:
-        """Return the clients of another rule."""
         clients = Clients()
         self._clients.add(clients)
         return clients
 
     def note(self, clients: Clients, key: str, name: Name, admission: Any, *, is_refused: bool) -> None:
-        """Count the client of a request that is in no queue."""
         if clients.wants(key):
             clients.find_name(key, name, admission)
         self._others.append((clients.refused if is_refused else clients.used, key))
@@ -131,13 +120,12 @@ class Tally:
             self.count(waits=False)
 
     def count_later(self, count: Callable[[], object]) -> None:
-        """Call ``count`` with the next batch."""
         self._later.append(count)
         if len(self._later) > MOST:
             self.count(waits=False)
 
     def count(self, *, waits: bool = True) -> int:
-        """Count what is queued, and return how many requests that were. Without ``waits``, leave it to another thread."""
+        """Count the queues; return the number of requests. Without ``waits``, leave it to another thread that counts."""
         counted = 0
         if not self.lock.acquire(blocking=waits):
             return 0
@@ -189,12 +177,10 @@ class CountsRules(Protocol):
 
 
 Place = tuple[int, str, Clients, Name]
-"""For a rule: the place of its first key, its name, its clients, and how to name one."""
+"""Place of a rule's first key, its name, its clients, and how to name one."""
 
 
 class _Pending:
-    """What a queue holds. It outlives the queue until it is counted."""
-
     __slots__ = ("_count_many", "_counter", "_defers", "others", "places", "readings", "refusals")
 
     def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
@@ -205,23 +191,20 @@ class _Pending:
         self._defers = defers
         # Lists, from whose start many are taken at once.
         self.readings: list[Any] = []
-        """Of admitted requests."""
         self.others: list[Any] = []
-        """Of requests whose outcome is counted elsewhere."""
+        """Requests counted elsewhere."""
         self.refusals: list[tuple[Any, Iterable[str | None]]] = []
-        """With the rules that refused."""
+        """With the refusing rules."""
 
     def __len__(self) -> int:
         return len(self.readings) + len(self.others) + len(self.refusals)
 
     def clear(self) -> None:
-        """Drop everything."""
         self.readings.clear()
         self.others.clear()
         self.refusals.clear()
 
     def count(self, now: float) -> None:
-        """Count at a Unix time. The caller holds the lock."""
         readings, others = _taken(self.readings), _taken(self.others)
         if readings and self._defers:
             self._count_many("admitted", Counter([reading.source for reading in readings]))
@@ -247,7 +230,7 @@ T = TypeVar("T")
 
 
 def _taken(queue: list[T]) -> list[T]:
-    """Take everything out, while other threads may append."""
+    """Other threads may append meanwhile."""
     count = len(queue)
     taken = queue[:count]
     del queue[:count]
@@ -255,10 +238,9 @@ def _taken(queue: list[T]) -> list[T]:
 
 
 class Queue:
-    """Readings of one prepared plan that are still to be counted. Takes the place of its counter.
+    """Uncounted readings of one prepared plan; takes the place of its counter.
 
-    If it ``defers``, they are counted for the metrics of rules and requests, too. ``count_many`` counts requests with an
-    outcome by the source of their decision.
+    With ``defers``, they also count for metrics, by ``count_many``.
     """
 
     __slots__ = (
@@ -290,15 +272,13 @@ class Queue:
         self._pending = _Pending(counter, places, count_many, defers=defers)
         self.queue, self.others = self._pending.readings, self._pending.others
         self.may_name = True
-        """False if no clients without a counter are named in this period."""
         tally.take(self, self._pending)
 
     def renew(self) -> None:
-        """Begin another period."""
         self.may_name = any(clients.free > 0 for _, _, clients, _ in self._places)
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
-        """Name the client of an admission if it is still to be named. Count the queue if it is too long."""
+        """Name the client of an admission if needed. Count a queue that is too long."""
         tally = self.tally
         if tally.at_first is not None:
             begin, tally.at_first = tally.at_first, None
@@ -316,7 +296,6 @@ class Queue:
             tally.count(waits=False)
 
     def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
-        """Note who was refused by these rules."""
         queue, tally, keys = self._pending.refusals, self.tally, reading.keys
         queue.append((reading, rules))
         if (
@@ -328,6 +307,5 @@ class Queue:
 
 
 def digest_of(key: str) -> str:
-    """Return the digest in the key of a bucket."""
     found = _DIGEST.search(key)
     return key if found is None else found[0]

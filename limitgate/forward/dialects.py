@@ -1,7 +1,7 @@
 """The headers in which each proxy describes a request. Pure.
 
-Each proxy passes on the headers that another one sets, so a client can forge them. The dialect is therefore declared by the
-subrequest's path, which only the proxy's configuration chooses, and the headers of other dialects are dropped.
+Proxies pass on each other's headers, so a client could forge them. The subrequest's path, which only the proxy's configuration
+chooses, declares the dialect; headers of other dialects are dropped.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import listed
 
 FORWARDED_FOR = "x-forwarded-for"
-"""The client's address in every dialect."""
 ANY_METHOD = ""
-"""The method of a request whose proxy doesn't name it. See `limitgate.rules.rule.Rule.applies_to`."""
+"""Unknown method."""
 
 _FAMILIES = (b"x-forwarded-", b"x-original-", b"x-limitgate-")
 _DROPPED = frozenset({b"forwarded", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"host"})
-"""Besides `_FAMILIES`. A subrequest has no body, and ``host`` is written anew."""
+"""A subrequest has no body, and ``host`` is rewritten."""
 _KEPT = FORWARDED_FOR.encode()
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
@@ -35,16 +34,15 @@ class Dialect(NamedTuple):
     """The headers of a proxy. Several headers for the same part must agree."""
 
     name: str
-    """The first segment of the subrequest's path."""
+    """First segment of the path."""
     methods: Sequence[bytes]
-    """Empty if the subrequest has the client's method."""
+    """Empty: the subrequest's own method."""
     uris: Sequence[bytes]
-    """Empty if the subrequest's path is followed by the client's URI."""
+    """Empty: the rest of the subrequest's path."""
     host: bytes = b"host"
 
     @property
     def place(self) -> str:
-        """The path of its subrequests."""
         return f"/{self.name}" if self.name else "an undeclared path"
 
 
@@ -63,9 +61,9 @@ PLACES = listed([dialect.place for dialect in _DECLARED])
 
 
 class UndescribedError(Exception):
-    """The subrequest doesn't describe a request. ``detail`` contains nothing of the client.
+    """The subrequest doesn't describe a request. ``detail`` has no client data.
 
-    ``diagnosis`` is None if the client is to blame, and not the proxy's configuration.
+    ``diagnosis`` is None if the client is to blame.
     """
 
     def __init__(self, diagnosis: Diagnosis | None, *values: str, detail: str) -> None:
@@ -76,7 +74,7 @@ class UndescribedError(Exception):
 
 
 def declared(scope: Scope) -> tuple[Dialect, bytes]:
-    """Return the dialect of a subrequest, and the rest of its target behind the first segment."""
+    """Return a subrequest's dialect, and its target after the first segment."""
     raw = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
     root = scope.get("root_path", "").encode()
     path = raw[len(root) :] if root and raw.startswith(root) else raw
@@ -90,10 +88,10 @@ def declared(scope: Scope) -> tuple[Dialect, bytes]:
 
 
 def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
-    """Return the scope of the request that a subrequest describes. ``rest`` follows the dialect in its target.
+    """Return the scope of the described request. ``rest`` is the target after the dialect.
 
-    The method is `ANY_METHOD` if the proxy doesn't name it. A header that names HEAD means GET, because the subrequest decides
-    whether its response has a body. Raises `UndescribedError`.
+    The method is `ANY_METHOD` if unknown. HEAD in a header means GET: the subrequest decides whether its response has a body.
+    Raises `UndescribedError`.
     """
     lines = scope["headers"]
     target = _only(lines, dialect, dialect.uris) if dialect.uris else rest
@@ -130,7 +128,7 @@ def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
 
 
 def as_itself(scope: Scope) -> Scope:
-    """Return the scope of a subrequest from an untrusted peer, without the headers that describe another request."""
+    """Return an untrusted peer's subrequest, without headers that describe a request."""
     own = [line for line in scope["headers"] if line[0] == b"host"]
     headers = [*[line for line in _kept(scope["headers"]) if line[0] != _KEPT], *own[:1]]
     return {**scope, "headers": headers}
@@ -144,7 +142,6 @@ def _kept(lines: Sequence[Header]) -> Iterator[Header]:
 
 
 def _only(lines: Sequence[Header], dialect: Dialect, names: Sequence[bytes]) -> bytes | None:
-    """Return the value of a header, or of several that agree."""
     found = [line for line in lines if line[0] in names]
     if not found:
         return None
@@ -158,7 +155,7 @@ def _only(lines: Sequence[Header], dialect: Dialect, names: Sequence[bytes]) -> 
 
 
 def split(target: bytes) -> tuple[str, bytes, bytes | None]:
-    """Return the decoded path of a request target (RFC 9112 section 3.2), its query, and the host of an absolute URI."""
+    """Return decoded path, query and host of a request target (RFC 9112 section 3.2)."""
     host = None
     if not target.startswith(b"/") and (absolute := _ABSOLUTE.match(target)):
         host, target = absolute[1].rpartition(b"@")[2], target[absolute.end() :]

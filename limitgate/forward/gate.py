@@ -40,8 +40,6 @@ _DENIAL = "websocket.http.response"
 
 
 class Decided(NamedTuple):
-    """A decision without a subrequest."""
-
     refusal: Refusal | None
     headers: RawFields
     decision: Decision | None
@@ -51,11 +49,10 @@ class ForwardGate:
     """ASGI application for nginx ``auth_request``, Caddy, Traefik, Envoy's HTTP ``ext_authz`` and HAProxy.
 
     ``ForwardGate(rules="config/", store="redis://localhost:6379/0", trusted_proxies=["10.0.0.7"])``. `Settings` documents the
-    options. The first segment of a subrequest's path declares the proxy: ``/nginx``, ``/caddy``, ``/traefik``, ``/envoy`` or
-    ``/haproxy``. The gate trusts the headers of peers in ``trusted_proxies`` only. ``/healthz`` answers 200 without a
-    call of the store.
+    options. The first segment of a subrequest's path is ``/nginx``, ``/caddy``, ``/traefik``, ``/envoy`` or ``/haproxy``. Only
+    peers in ``trusted_proxies`` may describe requests. ``/healthz`` answers 200 without a store call.
 
-    Raises `ConfigError` for invalid options and rules, and for rules that need the response: ``charge_if``, ``concurrency``,
+    Raises `ConfigError` for invalid options, and for rules that need the response: ``charge_if``, ``concurrency``,
     ``adaptive``, ``max_delay``, ``body`` and ``per: message``.
     """
 
@@ -85,7 +82,7 @@ class ForwardGate:
             await self._decides(scope, receive, send)
 
     async def decide(self, scope: Scope, cost: int | None = None) -> Decided:
-        """Decide about the request that descriptors describe. ``cost`` replaces that of the rules."""
+        """Decide about a described request. ``cost`` replaces the rules' own."""
         gate = self._decides.gate
         if gate is None:
             return Decided(None, [], None)
@@ -142,14 +139,14 @@ class ForwardGate:
                 scope[name] = request[name]
 
     def _note_missing(self, request: Scope, place: str, client: str, method: str) -> None:
-        """``client`` and ``method`` are what names them there."""
+        """``client`` and ``method`` say what names them there."""
         if not any(name == _FORWARDED_FOR for name, _ in request["headers"]):
             self._mistaken[Diagnosis.NO_CLIENT].log(place, place, client)
         if request["method"] == ANY_METHOD:
             self._mistaken[Diagnosis.NO_METHOD].log(place, place, method)
 
     async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A proxy has passed on the headers of a WebSocket handshake, so the server takes the subrequest for one."""
+        """A forwarded WebSocket handshake looks like one to the server."""
         await receive()
         if _DENIAL not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": 1008, "reason": "expected a subrequest without Upgrade"})
@@ -162,12 +159,10 @@ class ForwardGate:
 
 
 class DescribedGate(LimitGate):
-    """The gate for described requests."""
-
     PUT_AROUND = "app = ForwardGate(rules=...) in the module that the server imports"
 
     def routes_of(self, app: ASGIApp) -> Routes:
-        """Return routes without templates, which check the rules."""
+        """Return routes without templates."""
         return DescribedRoutes()
 
 
@@ -175,7 +170,7 @@ _HEALTHY = [(b"content-type", b"text/plain"), (b"content-length", b"3"), (b"cach
 
 
 def refusing(send: Send) -> Send:
-    """Send a 5xx as a 403 with the real status in a header, because Envoy takes a 5xx for no answer and may fail open."""
+    """Send a 5xx as 403 with the real status in a header: Envoy may fail open on a 5xx."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] >= 500:
@@ -187,7 +182,6 @@ def refusing(send: Send) -> Send:
 
 
 async def _admit(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application inside the gate."""
     if scope["type"] == "lifespan":
         for event in ("startup", "shutdown"):
             await receive()

@@ -1,4 +1,4 @@
-"""Responses that pass through nginx ``auth_request``, which turns every status except 2xx, 401 and 403 into a 500."""
+"""Responses through nginx ``auth_request``, which turns statuses except 2xx, 401 and 403 into 500."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from limitgate.exchange.application import Message, Send
 
 STATUS, BODY = b"x-limitgate-status", b"x-limitgate-body"
 LONGEST_BODY = 4096
-"""Bytes of a body in a header; nginx fails open on headers beyond its ``proxy_buffer_size``."""
+"""nginx fails open on headers beyond its ``proxy_buffer_size``."""
 _UNSENDABLE = re.compile(rb"[\x00-\x20\x7f]+")
 _OF_BODY = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 
 KEPT_S = 5.0
 MOST_KEPT = 16_384
 MOST_REPEATS = 10
-"""nginx redirects a request internally at most ten times, so a client's own id is worth no more, should nginx pass it on."""
+"""nginx redirects internally at most ten times."""
 LONGEST_ID = 128
 
 Key = tuple[bytes, ...]
 
 
 class Conversion:
-    """Sends refusals as a 403 with the real status and the body in headers, and keeps the messages."""
+    """Sends refusals as 403 with status and body in headers, and keeps the messages."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -34,7 +34,6 @@ class Conversion:
         self.sent: list[Message] = []
 
     async def send(self, message: Message) -> None:
-        """Send a message of the gate."""
         if message["type"] == "http.response.start" and not 200 <= message["status"] < 300:
             self._refused = message
         elif self._refused is not None and message["type"] == "http.response.body":
@@ -68,14 +67,13 @@ class _Kept(NamedTuple):
 
 
 class Repeats:
-    """Remembers answers for `KEPT_S` seconds, because nginx asks again after ``index``, ``try_files`` and ``error_page``."""
+    """Remembers answers for `KEPT_S` seconds: nginx asks again after ``index``, ``try_files`` and ``error_page``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     def find(self, key: Key) -> list[Message] | None:
-        """Return the messages of the answer to the same request."""
         kept = self._kept.get(key)
         if kept is None or kept.until < self._clock() or len(kept.repeats) >= MOST_REPEATS:
             return None
@@ -83,7 +81,6 @@ class Repeats:
         return kept.messages
 
     def keep(self, key: Key, messages: list[Message]) -> None:
-        """Remember an answer, and forget old ones."""
         now, kept = self._clock(), self._kept
         while kept and (len(kept) >= MOST_KEPT or next(iter(kept.values())).until < now):
             kept.popitem(last=False)
@@ -95,7 +92,7 @@ class Repeats:
 
 
 def key_of(lines: list[tuple[bytes, bytes]], peer: str | None) -> Key | None:
-    """Return what distinguishes a subrequest: its id, method, URI, and client; None without an id."""
+    """Return id, method, URI and client of a subrequest; None without an id."""
     found: dict[bytes, bytes] = {}
     for name, value in lines:
         if name in _DISTINCT:

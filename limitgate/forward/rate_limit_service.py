@@ -1,6 +1,6 @@
 """Envoy's rate limit service (``envoy.service.ratelimit.v3.RateLimitService``), of the extra ``envoy``.
 
-The entries of all descriptors together describe one request, about which the gate decides once.
+All descriptors of a call together describe one request.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 GRACE_S = 5.0
 HEADER = "header:"
 MOST = 0xFFFFFFFF
-"""Of a uint32."""
+"""uint32."""
 _UNITS = {SECONDS[unit.lower()]: number for unit, number in Response.Limit.Unit.items() if unit.lower() in SECONDS}
 _UNSENT = frozenset({b"content-length"})
-"""Envoy computes it."""
 
 
 class RateLimitService:
@@ -39,12 +38,10 @@ class RateLimitService:
         self._gate = gate
 
     async def should_rate_limit(self, request: Request, context: aio.ServicerContext[Request, Response]) -> Response:
-        """Decide about the request that the descriptors describe."""
         scope = scope_of(request, context.peer(), self._gate.api_key_header)
         return _response(request, await self._gate.decide(scope, _hits(request)))
 
     def add_to(self, server: aio.Server) -> None:
-        """Register the service."""
         method = grpc.unary_unary_rpc_method_handler(
             self.should_rate_limit, request_deserializer=Request.FromString, response_serializer=Response.SerializeToString
         )
@@ -61,7 +58,7 @@ async def started(gate: ForwardGate, address: str) -> aio.Server:
 
 
 def scope_of(request: Request, peer: str, api_key_header: str) -> Scope:
-    """Return the scope of the described request. Of several entries for one thing, the first counts."""
+    """The first of several entries for one thing counts."""
     found: dict[str, str] = {}
     for descriptor in request.descriptors:
         for entry in descriptor.entries:
@@ -93,7 +90,7 @@ def _hits(request: Request) -> int | None:
 
 
 def _address(peer: str) -> tuple[str, int] | None:
-    """Return the address in ``ipv4:192.0.2.1:50000`` or ``ipv6:%5B::1%5D:50000``; None for a unix socket."""
+    """Parse ``ipv4:192.0.2.1:50000`` or ``ipv6:%5B::1%5D:50000``; None for a unix socket."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return None

@@ -13,7 +13,7 @@ class DescribedRoutes(NoRoutes):
     """No routes, so ``path`` in a key is the rule's pattern."""
 
     def check(self, rules: RuleSet) -> None:
-        """Raise `ConfigError` for rules that need a response, a body or messages, which never pass through this gate."""
+        """Raise `ConfigError` for rules that need a response, a body or messages."""
         every = {id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values()
         mistakes = [mistake for rule in every for mistake in _mistakes(rule)]
         if mistakes:

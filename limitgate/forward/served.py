@@ -1,4 +1,4 @@
-"""The application that ``limitgate serve`` runs: a `ForwardGate` with metrics, and the gRPC service beside it."""
+"""The application of ``limitgate serve``: a `ForwardGate` with metrics and the gRPC service."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from limitgate.forward.gate import ForwardGate
 from limitgate.http.request import Scope
 
 GRPC = "_LIMITGATE_GRPC"
-"""Variable with ``host:port`` of the gRPC service, for workers."""
+"""``host:port`` of the gRPC service."""
 METRICS = "/metrics"
 
 
 def application() -> ASGIApp:
-    """Return the application of one worker. Its options come from ``LIMITGATE_*``."""
+    """Return a worker's application, with options from ``LIMITGATE_*``."""
     return Draining(Served(ForwardGate(), os.environ.get(GRPC)))
 
 
 class Served:
-    """``grpc`` is the address of the gRPC service; None for none."""
+    """``grpc`` is the address of the gRPC service, if any."""
 
     def __init__(self, gate: ForwardGate, grpc: str | None) -> None:
         self._gate = gate
@@ -38,7 +38,6 @@ class Served:
             await self._gate(scope, receive, send)
 
     async def _live(self, address: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve gRPC between the start and the end of the gate."""
         from limitgate.forward.rate_limit_service import GRACE_S, started  # noqa: PLC0415 - an extra
 
         server: Any = None
@@ -63,7 +62,7 @@ class Served:
 
 
 def _metrics() -> ASGIApp:
-    """Return the application that a Prometheus server scrapes; in multiprocess mode it adds up all workers."""
+    """In multiprocess mode, this adds up all workers."""
     from prometheus_client import REGISTRY, CollectorRegistry  # noqa: PLC0415 - an extra
 
     from limitgate.prometheus import MultiProcessCollector, make_asgi_app  # noqa: PLC0415 - an extra

@@ -1,4 +1,4 @@
-"""The state of one request at one gate: its decision, charges and refunds, from outcome, reported costs or a refusal."""
+"""The state of one request at one gate: decision, charges and refunds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Receipt(NamedTuple):
 
     request_plan: RequestPlan
     plan: Plan
-    """Only a part of the plan if the store failed for some buckets."""
+    """Partial if the store failed for some buckets."""
     reading: Reading
     is_local: bool = False
 
@@ -43,33 +43,31 @@ class Receipt(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A booked time at which a request may proceed."""
+    """A booked time for a request."""
 
     due_us: int
-    """Unix time in µs by the store's clock."""
+    """Unix µs by the store's clock."""
     due_at: float
-    """Seconds by this process' monotonic clock."""
+    """Monotonic seconds."""
     charged: tuple[Receipt, ...]
 
 
 class PermitWait(NamedTuple):
-    """A wait for permits. Nothing is charged before."""
+    """A wait for permits, before any charge."""
 
     rest: Flow[None]
 
 
 Refund = tuple[Receipt, Sequence[int]]
-"""Charges and their final costs, up or down."""
+"""Charges and final costs."""
 
 
 class Verdict(NamedTuple):
-    """The decision of a set of rules, and its charges."""
-
     decision: Decision
     now: int | None = None
-    """The store's clock in Unix µs; None if no bucket was read."""
+    """Store clock, Unix µs; None if no bucket was read."""
     charged: tuple[Receipt, ...] = ()
-    """Refunded by the caller after a refusal."""
+    """Refunded after a refusal."""
     source: Source = "nobody"
 
     @property
@@ -89,13 +87,13 @@ def outcome_of(decision: Decision) -> Outcome:
 
 
 class Admission:
-    """The state of one request at one gate. `Gate.begin` sets the attributes without a default."""
+    """The state of one request at one gate. `Gate.begin` sets attributes without a default."""
 
     request: Any
     rules: ActiveRules
     marks: Container[Mark] = ()
     is_plain: bool
-    """True while only rate fields are needed; code that needs more sets it to False."""
+    """False if code needs more than rate fields."""
     prepared: PreparedPlan | None = None
     plan: PlainSpend | None
     rest: Flow[None] | None
@@ -105,24 +103,24 @@ class Admission:
     has_begun: bool
     is_counted = False
     sent_status: int | str | None = None
-    """Code, or a status line that starts with it."""
+    """Code, or a status line."""
     waited = 0.0
-    """Seconds of silence that ``budget`` does not include yet."""
+    """Seconds of silence not in ``budget`` yet."""
     refusal: Refusal | None = None
     is_shed = False
     turn: Turn | PermitWait | None = None
-    """Its charges are not in ``charged`` yet."""
+    """Not in ``charged`` yet."""
     is_nested = False
     outer_decision: Decision | None = None
     outer_ref: ReferenceType[Admission] | None = None
     inner: Sequence[Admission] = ()
     messages: RequestPlan | None = None
     client_left = False
-    """A response after a disconnect is not an outcome."""
+    """Later responses are not outcomes."""
     is_sent = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
-    """Reads the response if tokens were charged."""
+    """Set if tokens were charged."""
     has_slots = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
@@ -135,7 +133,7 @@ class Admission:
     _budget: Budget | None = None
 
     def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal, rules: Sequence[str | None]) -> None:
-        """Take a refusal by these ``rules``, which no other outcome outweighs."""
+        """Note a refusal, which no other outcome outweighs."""
         pending = self.prepared.pending  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
         if pending is not None:
             pending.note_refusal(reading, rules, self)
@@ -147,7 +145,7 @@ class Admission:
 
     @property
     def now(self) -> int:
-        """The store's clock in Unix µs. Setting it recomputes the rate fields."""
+        """Store clock, Unix µs. Setting it recomputes the rate fields."""
         if self._now is None:
             return 0 if self.reading is None else self.reading.now
         return self._now
@@ -169,7 +167,6 @@ class Admission:
 
     @property
     def status(self) -> int | None:
-        """Response status; None without a number."""
         status = self.sent_status
         if isinstance(status, str):
             code = status[:3]
@@ -178,7 +175,7 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """The caller; None if unknown, or after the request."""
+        """None if unknown, or after the request."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller
@@ -186,7 +183,6 @@ class Admission:
 
     @property
     def settlement(self) -> FinalCosts:
-        """Costs reported by the application."""
         if self.opened_settlement is None:
             request: Request | None = self.request
             if request is None:
@@ -196,7 +192,6 @@ class Admission:
 
     @property
     def has_news(self) -> bool:
-        """True if a reported cost is still to be applied."""
         return not (type(self.decision) is DeferredDecision and self.opened_settlement is None) and self.settlement.has_news
 
     def decide(self, outcome: Outcome, source: Source) -> None:
@@ -205,7 +200,7 @@ class Admission:
             self._outcome, self._decided_by = outcome, source
 
     def count_once(self, counts: Counts) -> None:
-        """Count the final outcome, once for nested gates. A deferring counter also counts the reading."""
+        """Count the final outcome, once for nested gates."""
         self.is_counted = True
         reading = self.reading
         if reading is not None and (pending := self.prepared.pending) is not None:  # type: ignore[union-attr]  # It has one.
@@ -235,14 +230,13 @@ class Admission:
 
     @property
     def needs_only_fields(self) -> bool:
-        """True if it is admitted, and nothing is left to wait for, to refund, or to tell an outer gate."""
+        """True if admitted without further work."""
         if self._outcome != "admitted" or self.turn is not None or self.is_by_outcome or self.has_slots:
             return False
         return self.permits is None and self.messages is None and bool(self.request.is_outermost)
 
     @property
     def budget(self) -> Budget:
-        """Time left to wait for the store."""
         if self._budget is None:
             self._budget = Budget(self.rules.timeout, measured=self.rules.is_measured)
             self._budget.left -= self.waited if self.reading is None else self.reading.waited
@@ -294,7 +288,7 @@ class Admission:
         self._fields = fields
 
     def raw_fields(self) -> RawFields:
-        """Return `fields` in ASGI form."""
+        """`fields` in ASGI form."""
         decision = self.decision
         if self.rules.has_commonest_style:
             if type(decision) is DeferredDecision:
@@ -332,7 +326,7 @@ class Admission:
             self.count_once(counts)
 
     def failed(self) -> None:
-        """Note an error of the application: a 500, unless a response has begun or the client has left."""
+        """Note an application's error: a 500, unless a response has begun or the client left."""
         if not (self.has_begun or self.client_left):
             self.sent_status = 500
 
@@ -371,13 +365,13 @@ class Admission:
         return self.may_need_refund()
 
     def turn_ended(self, turn: Turn, *, stays: bool) -> None:
-        """Note that the turn has come or was given up, which refuses the request."""
+        """Note that the turn has come, or was given up, which refuses the request."""
         self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
 
     def abandon(self) -> None:
-        """Drop the charges, because no store can refund them. Release the permits."""
+        """Drop the charges, because no store can refund them."""
         if self.permits is not None:
             self.permits.abandon()
         self.charged = ()
@@ -385,7 +379,7 @@ class Admission:
 
     @property
     def is_undone(self) -> bool:
-        """True if refused before a response. All charges are then refunded."""
+        """True if refused before a response, which refunds all charges."""
         return self.refusal is not None and not self.has_begun
 
     @property
@@ -412,7 +406,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> PlainRefund | None:
-        """Return the correction of a plain plan and mark it as made; None if `refunds` is needed."""
+        """Return a plain plan's correction once; None if `refunds` is needed."""
         if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
             return None
         reading, prepared = self.reading, self.prepared
@@ -424,7 +418,7 @@ class Admission:
         return refund
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
-        """``any_has_own_cost`` is True if costs were reported, and a rule of any nested gate charges its own cost."""
+        """``any_has_own_cost`` is True if costs were reported and a rule of any gate has its own cost."""
         self.settlement.has_news = False
         self._settled_by = self.status
         refunds: list[Refund] = []

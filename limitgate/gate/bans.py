@@ -1,6 +1,6 @@
 """Bans clients that rules refuse too often, see `limitgate.rules.options`.
 
-The store counts refusals and starts a ban atomically. A process makes one call per bucket at a time, with all refusals since.
+The store counts refusals and bans atomically, in one call per bucket at a time, with all refusals since.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from limitgate.rules.options import Ban as BanTerms
 from limitgate.stores.base import AsyncConfigStore, SyncConfigStore, calls_of
 
 MOST = 1_000
-"""Buckets whose refusals are counted at the same time."""
+"""Buckets with a count in flight."""
 ROUNDS = 8
-"""Maximum number of calls of one refused request."""
+"""Calls per refused request."""
 
 
 class _Refusing(NamedTuple):
     charge: Charge
-    """The rule's first bucket holds the ban."""
+    """Its first bucket holds the ban."""
     compiled_rule: CompiledRule
     terms: BanTerms
 
 
 class Bans:
-    """Counts refusals for rules with a ``ban``, and reports new bans to the journal."""
+    """Counts refusals for rules with a ``ban``, and journals new bans."""
 
     def __init__(self, store: Any, key_prefix: str, names: Names, timeout: float, refusal_log: RefusalLog | None) -> None:
         self._names: Names = names
@@ -66,7 +66,7 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        Refusals by a ban, without the store, or with an infinite ``retry_after`` don't count.
+        Excludes refusals by a ban, without the store, or with an infinite ``retry_after``.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -140,15 +140,15 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
 
 
 PAUSE = 1.0
-"""Seconds between writes."""
+"""Seconds."""
 LAST = 2.0
-"""Seconds to write the remaining bans in at shutdown."""
+"""Seconds at shutdown."""
 
 _Noted = tuple[Ban, Charge]
 
 
 class BanNotes:
-    """Queues bans, and writes them in a task or a thread, again after a failure. ``timeout`` is in seconds per call."""
+    """Writes bans in a task or a thread, with retries. ``timeout`` is in seconds per call."""
 
     def __init__(self, store: Any, key_prefix: str, timeout: float) -> None:
         self._store = store
@@ -167,7 +167,6 @@ class BanNotes:
         self._is_ending = threading.Event()
 
     def add(self, ban: Ban, charge: Charge) -> None:
-        """Queue a ban. The oldest are dropped if the journal cannot keep all of them."""
         if not self._is_kept:
             return
         self._put({charge.key: (ban, charge)})
@@ -176,7 +175,7 @@ class BanNotes:
                 self._start()
 
     async def asettled(self) -> None:
-        """Write the queued bans of this event loop."""
+        """Write this event loop's bans."""
         job = self._job
         if isinstance(job, asyncio.Task) and not job.done() and job.get_loop() is asyncio.get_running_loop():
             # A cancelled task writes them first.
@@ -233,7 +232,7 @@ class BanNotes:
             raise
 
     def _has_more(self) -> bool:
-        """Return False if the job ends. The next ban then starts another one."""
+        """False ends the job; the next ban starts another."""
         with self._lock:
             if not self._waiting:
                 self._job = None
@@ -259,7 +258,6 @@ class BanNotes:
                 raise
 
     def _lifted(self, noted: Mapping[str, _Noted]) -> ConfigFlow[set[str]]:
-        """Return the buckets that are no longer banned."""
         lifted: set[str] = set()
         for together in calls_of([Plan.look([charge]) for _, charge in noted.values()]):
             reading = yield Plan.look([plan.charges[0] for plan in together]), self._timeout

@@ -1,4 +1,4 @@
-"""Charges requests by plans, and refuses some without a bucket. ``on_error`` decides during an outage."""
+"""Charges requests by plans. ``on_error`` decides during an outage."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ from limitgate.rules.options import OnError
 
 
 class Charging:
-    """Charges the requests of one gate. The store has ``timeout`` seconds to answer.
+    """Charges the requests of one gate. The store has ``timeout`` seconds.
 
-    ``on_error`` applies to rules without their own. ``processes`` share the limits during an outage. ``refusals`` makes the
-    responses to refused requests.
+    ``on_error`` is for rules without their own; ``processes`` share the limits during an outage.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Charging:
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
     ) -> Flow[None] | None:
-        """Return the flow to run next, if any."""
         verdict = self._verdict(request_plan, plan, reading, admission.settlement)
         admission.turn = self.apply(admission, request_plan, verdict)
         if verdict.decision.allowed or not request_plan.bans:
@@ -70,7 +68,7 @@ class Charging:
         return self._verdict(request_plan, plan, reading, settlement)
 
     def apply(self, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> Turn | None:
-        """Return the turn to wait for, if any. A refusal is final: later charges are refunded."""
+        """Return the turn to wait for. After a refusal, later charges are refunded."""
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         self._note(admission, charged)
         if request_plan.compiled_rules and (tally := request_plan.compiled_rules[0].tally) is not None:
@@ -108,7 +106,7 @@ class Charging:
                 meter_response(admission, each.request_plan.compiled_rules)
 
     def count_refusal(self, admission: Admission, decision: Decision, compiled_rules: Sequence[CompiledRule]) -> Flow[None]:
-        """Count a refusal for rules with a ``ban``. A new ban updates the response."""
+        """Count a refusal for rules with a ``ban``, which may change the response."""
         banned = yield from self.bans.counting(admission, decision, compiled_rules)
         refusal = admission.refusal
         if not banned or refusal is None:
@@ -120,7 +118,7 @@ class Charging:
             admission.refusal = self.refusals.banned(whole, refusal.id)
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
-        """``now`` is the store's clock in Unix µs; None if no bucket was read."""
+        """``now`` is Unix µs; None if no bucket was read."""
         if now is None:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)
@@ -137,7 +135,6 @@ class Charging:
 
 
 def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
-    """Note who was charged or refused, for the fleet."""
     noted: set[tuple[str, bool]] = set()
     behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
     for charge, _, after in decision.evidence:
@@ -161,14 +158,14 @@ def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
 
 
 def deny(admission: Admission, denying: CompiledRule) -> None:
-    """Refuse a request. A shadow rule only records it."""
+    """Refuse, or only record it for a shadow rule."""
     if denying.row is not None:
         denying.row.count(REFUSED if denying.enforced else SHADOW_REFUSED, 1.0)
     _refuse_without_bucket(admission, forbidden(), denying.rule.name, enforced=denying.enforced)
 
 
 def refuse_without_headers(admission: Admission, outer: Admission | None, error: HeadersTooLargeError) -> None:
-    """Decide without headers. The request passes only if no enforced rule may apply."""
+    """The request passes only if no enforced rule may apply."""
     end_undecided(admission)
     admission.permits = None
     compiled_rules, admission.marks = admission.rules.planner.may_apply(admission.request)
@@ -179,7 +176,7 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
 def refuse_without_body(
     admission: Admission, outer: Admission | None, compiled_rules: Sequence[CompiledRule], error: BodyError
 ) -> None:
-    """Decide without the body that these rules need. The request goes on if none of them is enforced."""
+    """The request passes if none of these rules is enforced."""
     if refuse_unread(admission, compiled_rules, error):
         nesting.enter(admission, outer)
     else:
@@ -190,7 +187,7 @@ def refuse_without_body(
 def refuse_unread(
     admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError | BodyError
 ) -> bool:
-    """Refuse a request whose headers or body cannot be read. Shadow rules only record it, and False is returned."""
+    """Refuse unreadable headers or body. False if only shadow rules apply."""
     is_enforced = any(each.enforced for each in compiled_rules)
     if compiled_rules:
         detail = str(error)

@@ -1,4 +1,4 @@
-"""Explains decisions. The request runs through a real gate whose store only reads."""
+"""Explains decisions by a real gate whose store only reads."""
 
 from __future__ import annotations
 
@@ -27,34 +27,28 @@ from limitgate.stores import SyncStore
 
 
 class RuleReason(NamedTuple):
-    """Why a rule applies to a request or doesn't."""
-
     name: str
     tier: str | None
-    """None for a decorator."""
     applies: bool
     why: str
 
 
 class Explanation(NamedTuple):
-    """The result of `explain`."""
-
     hops: Sequence[Hop]
     client: str | None
-    """None without a peer address."""
     counted_as: str | None
     caller: Caller | None
     tier: str
     path: str
     rules: Sequence[RuleReason]
     decision: Decision | None
-    """None if no rule limits the request."""
+    """None without a limit."""
     status: int | None
-    """None if the application would answer."""
+    """None if the application answers."""
     fields: Fields
-    """Fields of the refusal, or fields added to the application's response."""
+    """Of the refusal, or added to the response."""
     unevaluated: Sequence[Rule] = ()
-    """Late limits whose keys need results of dependencies."""
+    """Late limits that need dependencies."""
 
 
 class LookingStore:
@@ -65,7 +59,7 @@ class LookingStore:
     def __init__(self, store: SyncStore) -> None:
         self._store = store
         self.failure: StoreError | None = None
-        """The gate continues without the store."""
+        """The failure that the gate handled by ``on_error``."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         try:
@@ -79,11 +73,11 @@ class LookingStore:
         return self.spend(plan, timeout)
 
     def close(self) -> None:
-        """Do nothing, because the other store has an owner."""
+        """Do nothing: the other store has an owner."""
 
 
 def explain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """Raises `StoreError` if the store doesn't answer. ``late_limits`` are those of dependencies or throttles."""
+    """``late_limits`` are those of dependencies or throttles. Raises `StoreError`."""
     admission = gate.check(request, waits=False)
     run(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
     return explained(gate, request, admission, late_limits)
@@ -101,7 +95,7 @@ def _known(late_limits: Sequence[Rule]) -> list[LateLimit]:
 
 
 def explained(gate: Gate, request: Request, admission: Admission, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """Explain an admission. Raises `StoreError` if the store didn't answer."""
+    """Explain an admission. Raises `StoreError`."""
     planner = gate.rules.planner
     if gate.store.failure is not None:
         raise gate.store.failure

@@ -1,4 +1,4 @@
-"""Flows: sans-I/O generators that sync and async code share, like `auth_flow` of httpx's ``Auth``."""
+"""Flows: sans-I/O generators for sync and async code, like `auth_flow` of httpx's ``Auth``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Awaited(NamedTuple):
 
     awaitable: Awaitable[Any]
     otherwise: str
-    """Text of the error for sync code."""
+    """Error text for sync code."""
 
     def refused(self) -> TypeError:
-        """Close the awaitable, which would otherwise warn, and return the error for sync code."""
+        """Close the awaitable, which would warn, and return the error for sync code."""
         getattr(self.awaitable, "close", bool)()
         return TypeError(self.otherwise)
 
@@ -37,13 +37,12 @@ def limits_awaited(limits: Awaitable[Any]) -> Awaited:
 
 
 Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
-"""Yields a plan and a timeout in seconds for a `Reading`, or an `Awaited`."""
+"""Yields a plan and a timeout in seconds, or an `Awaited`."""
 ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
-"""May also yield a `ConfigRequest` for a `StoredConfig`."""
+"""May also yield a `ConfigRequest`."""
 
 
 def body_read(request: Request, most: int) -> Flow[None]:
-    """Read the body of a request. Raises `BodyError`."""
     if request.reads_here:
         request.read_body_here(most)
     else:
@@ -51,12 +50,12 @@ def body_read(request: Request, most: int) -> Flow[None]:
 
 
 def measures_silence(store: object) -> bool:
-    """True if readings and errors report how long the store was silent. An attribute of the class that defines ``spend``."""
+    """True if the class that defines ``spend`` reports the store's silence."""
     return bool(_beside_spend(store).get("measures_silence", False))
 
 
 def takes_plain(store: object) -> bool:
-    """Return True if the store accepts a `PlainSpend`. `measures_silence` is also required."""
+    """True if the store accepts a `PlainSpend` and has `measures_silence`."""
     return measures_silence(store) and bool(_beside_spend(store).get("takes_plain", False))
 
 
@@ -66,7 +65,7 @@ def answers_at_once(store: object) -> bool:
 
 
 def _beside_spend(store: object) -> Mapping[str, Any]:
-    """A subclass with another ``spend`` has to declare its attributes anew."""
+    """A subclass with another ``spend`` has to repeat its attributes."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return vars(kind)
@@ -74,7 +73,7 @@ def _beside_spend(store: object) -> Mapping[str, Any]:
 
 
 class Budget:
-    """Seconds left to wait for a store. If ``measured``, only its silence counts."""
+    """Seconds left for a store. If ``measured``, only its silence counts."""
 
     __slots__ = ("_is_measured", "left")
 
@@ -83,18 +82,17 @@ class Budget:
         self._is_measured = measured
 
     def within(self, timeout: float) -> float:
-        """Limit a timeout to the time left. Raises `StoreError` if there is none."""
+        """Limit a timeout. Raises `StoreError` if no time is left."""
         if self.left <= 0:
             raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
     def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
-        """Deduct a wait since ``began``, a time of `time.monotonic`."""
         self.left -= outcome.waited if self._is_measured else monotonic() - began
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
-    """Run a flow. Errors of ``fulfil``, even interruptions, are thrown into it."""
+    """Run a flow. Errors and interruptions of ``fulfil`` are thrown into it."""
     try:
         wish = next(flow)
         while True:
@@ -110,7 +108,7 @@ def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) ->
 
 
 async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awaitable[Result]]) -> T:
-    """`drive` for async code. A cancellation is also thrown into the flow."""
+    """`drive` for async code; also throws cancellations."""
     try:
         wish = next(flow)
         while True:
@@ -126,7 +124,7 @@ async def adrive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Awai
 
 
 def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> T:
-    """Run a flow. Without a budget, only its timeouts apply."""
+    """Run a flow, within a budget if given."""
     budget = budget or Budget(math.inf, measured=True)
 
     def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:

@@ -1,7 +1,7 @@
 """Decides whether a request may pass. The only caller of the store.
 
-`Gate.begin` builds the plan of a request, the store carries it out, and `Gate.conclude` decides from the answer. If more I/O
-is needed, both return a flow, see `limitgate.gate.flow`. `limitgate.gate.late` handles requests that already run.
+`Gate.begin` builds a plan, the store carries it out, `Gate.conclude` decides. If more I/O is needed, both return a flow, see
+`limitgate.gate.flow`. `limitgate.gate.late` handles running requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from limitgate.rules.callers import Caller
 
 
 class Gate:
-    """Decides about requests by the rules in force and the readings of a store.
-
-    ``client_of`` returns the client's address behind proxies. ``charging`` is for the same store.
-    """
+    """Decides by the rules in force. ``client_of`` returns the address behind proxies."""
 
     def __init__(
         self,
@@ -44,19 +41,18 @@ class Gate:
     ) -> None:
         self.store = store
         self.rules = rules
-        """Replaceable at any time, because a request reads them once."""
+        """Replaceable: a request reads them once."""
         self.has_begun = False
-        """True after a request that was not decided by a first answer of the store. See `Outages.has_answered`."""
+        """True after a decision without a first answer, see `Outages.has_answered`."""
         self.loads = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
         self.poller: Poller | None = None
-        """None without ``reload``."""
         self._client_of = client_of
         self.timeout = rules.timeout
         self._takes_plain = takes_plain(store)
         self.answers_at_once = answers_at_once(store)
-        """An event loop may then call the store without `await`."""
+        """True if the store needs no `await`."""
         self.identify = identify
         self._identify = None if identify is None else Identify(identify)
         self.charging = charging
@@ -68,7 +64,6 @@ class Gate:
 
     @property
     def failures(self) -> int:
-        """Calls that the store didn't answer."""
         return self.outages.failures
 
     @property
@@ -88,7 +83,6 @@ class Gate:
         return cardinality.overflowed if cardinality else 0
 
     def enforce(self, rules: ActiveRules) -> None:
-        """Replace the rules for new requests, and return leases."""
         # Release waiting requests before their rule may become a shadow rule.
         rules.planner.keep_adaptive_limits()
         self.rules = rules
@@ -96,7 +90,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """Decide about a request. If ``waits``, block until its turn. ``outer`` is the admission to the next outer gate."""
+        """With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -120,7 +114,7 @@ class Gate:
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
-        """`Turns.await_turn` then waits for its turn."""
+        """`Turns.await_turn` waits for its turn."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -148,11 +142,11 @@ class Gate:
         await self.refunds.asettle_refused(admission)
 
     def begin(self, request: Request, outer: Admission | None = None, known: tuple[Admission, Any] | None = None) -> Admission:
-        """Find the caller, the rules and the keys for a request. Makes no call to the store.
+        """Find the caller, the rules and the keys for a request, without a store call.
 
-        If the admission has a ``plan``, have the store carry it out and pass the reading to `conclude`. If it has a ``rest``,
-        run that flow. Otherwise, the request is decided. To continue a request, pass its admission and its caller as
-        ``known``.
+        With a ``plan``, have the store carry it out and pass the reading to `conclude`. With a ``rest``, run that flow.
+        Otherwise
+        the request is decided. To continue a request, pass its admission and its caller as ``known``.
 
         WebSockets and requests with an outer gate never have a plain plan.
         """
@@ -249,7 +243,7 @@ class Gate:
     def _begin_again(
         self, admission: Admission, outer: Admission | None, identified: Any, wanted: Wanted | None = None
     ) -> Flow[None]:
-        """After a wait, run `begin` again and charge the request."""
+        """Charge the request after a wait."""
         self.has_begun = True
         request = admission.request
         found: set[type[Wanted]] = set()
@@ -316,10 +310,9 @@ class Gate:
         admission.is_plain = admission.needs_only_fields
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
-        """Return the flow to run next after a plain plan has failed.
+        """Return the flow after a failed plain plan; None for errors other than `StoreError`, which the caller raises.
 
-        Return None for errors other than `StoreError`, which the caller raises. Slots are released later, in case they were
-        taken.
+        Slots are released later, in case they were taken.
         """
         self.has_begun = True
         plan, prepared = admission.plan, admission.prepared
@@ -331,7 +324,7 @@ class Gate:
         return self.charging.charge_without_store(admission, prepared.request_plan(plan.whole_plan), error)
 
     def conclude(self, admission: Admission, answer: AnyReading) -> Flow[None] | None:
-        """Decide from the reading of a plain plan. Return the flow to run next, if any."""
+        """Decide from a plain plan's reading. Return the next flow, if any."""
         permits = admission.permits
         prepared: Any = admission.prepared
         if (

@@ -1,4 +1,4 @@
-"""The journal of bans, pardons and resets, kept in the store. Clients are masked there unless ``names`` says otherwise."""
+"""The journal of bans, pardons and resets in the store. Clients are masked by ``names``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from limitgate.observing.logs import somebody
 from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
-"""Bans by rules are dropped first, in order of their end; then the oldest events."""
+"""Rules' bans are dropped first, by their end; then the oldest events."""
 _BY_RULE = "rule "
 T = TypeVar("T")
 _TRIES = 20
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LONGEST = 500
-"""Maximum length of a name or a reason."""
+"""Characters."""
 
 
 class Ban(NamedTuple):
     """A ban set by the command or by a rule with a ``ban``."""
 
     key: str
-    """For display."""
     keys: Sequence[str]
     until: float
-    """Unix time in seconds; infinite for a permanent ban."""
+    """Unix seconds; infinite if permanent."""
     reason: str | None
     by: str
 
@@ -57,10 +56,8 @@ class Ban(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A change made by the command."""
-
     at: float
-    """Unix time in seconds."""
+    """Unix seconds."""
     by: str
     action: str
     key: str
@@ -68,8 +65,6 @@ class Event(NamedTuple):
 
 
 class JournalFlows:
-    """The journal of one key prefix, as flows."""
-
     def __init__(self, key_prefix: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
         self._key = f"{key_prefix}:journal"
         self._timeout = timeout
@@ -86,7 +81,6 @@ class JournalFlows:
         bans: bool = False,
         by: str | None = None,
     ) -> ConfigFlow[None]:
-        """See `Journal.note`. ``by`` is who did it; by default the user of this process."""
         now, by = self._clock(), by or somebody()
         reason = reason[:_LONGEST] if reason else None
 
@@ -108,7 +102,6 @@ class JournalFlows:
         return self._changing(change)
 
     def listing(self) -> ConfigFlow[list[Ban]]:
-        """See `Journal.bans`."""
         _, listed, _ = yield from self._reading()
         return sorted(listed.values(), key=lambda ban: ban.until)
 
@@ -155,11 +148,9 @@ class Journal(JournalFlows):
         self._store = store
 
     def bans(self) -> list[Ban]:
-        """Return the bans in force, in order of their end."""
         return run(self._store, self.listing())
 
     def events(self) -> list[Event]:
-        """Return the latest changes, newest first."""
         return [*reversed(run(self._store, self._reading())[2])]
 
     def remove(self, keys: Sequence[str]) -> None:
@@ -175,10 +166,9 @@ class Journal(JournalFlows):
         *,
         bans: bool = False,
     ) -> None:
-        """Record a change.
+        """Record a change, with ``bans`` a ban for ``seconds`` or permanently. A pardon removes the ban.
 
-        With ``bans``, it is a ban for ``seconds``, or a permanent one. A pardon removes the ban. If the journal cannot be
-        written, the change is still in effect.
+        The change is in effect even if the journal can't be written.
         """
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
@@ -188,7 +178,7 @@ class Journal(JournalFlows):
 
 
 def _list(listed: dict[str, Ban], ban: Ban) -> None:
-    """A ban never shortens an existing one."""
+    """A ban never shortens another."""
     known = listed.get(ban.keys[0])
     listed[ban.keys[0]] = ban._replace(until=max(ban.until, known.until)) if known else ban
 
@@ -199,7 +189,7 @@ def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
 
 
 def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
-    """Skip invalid entries, so that a damaged journal doesn't block bans."""
+    """Skip invalid entries: a damaged journal must not block bans."""
     found: list[T] = []
     listed = kept.get(name) if isinstance(kept, dict) else None
     for each in listed if isinstance(listed, list) else ():

@@ -23,7 +23,7 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
-    """Return the turn to wait for, if any. If a rule refuses, the caller refunds all charges after the wait."""
+    """Return the turn to wait for. If a rule refuses, the caller refunds all charges."""
     if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
         return None
     if admission.settlement.is_over:
@@ -67,7 +67,7 @@ def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | No
 
 
 def message(gate: Gate, admission: Admission, messages: RequestPlan) -> asyncio.Future[Refusal | None]:
-    """Charge a WebSocket message, even if nothing awaits the result."""
+    """Charge a message, even if nothing awaits the result."""
     asyncio_loop("per: message")
     budget = Budget(gate.timeout, measured=admission.rules.is_measured)
     return gate.refunds.soon(_decide_message(gate, admission, messages), budget)

@@ -19,8 +19,6 @@ from limitgate.rules.callers import Caller
 
 
 class Load:
-    """Applies the adaptive limits of one gate."""
-
     def __init__(self, log: RefusalLog | None) -> None:
         self._proxy_guard = ProxyGuard()
         self._log = log
@@ -28,7 +26,7 @@ class Load:
     def enter(
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """A thread waits for the permits. Return False if the request is refused or has to wait on an event loop."""
+        """A thread waits. False if refused, or to wait on an event loop."""
         admission.marks = plan.marks
         permits, adaptive = admission.permits, plan.adaptive
         # Otherwise, the request has waited, with or without permits.
@@ -85,7 +83,7 @@ def show_shed(admission: Admission) -> None:
 
 
 def show(admission: Admission) -> None:
-    """Add the adaptive limits to the final decision. Release the permits of a refused request."""
+    """Add the adaptive limits to the decision. A refusal releases the permits."""
     permits, decision = admission.permits, admission.decision
     if permits is None or permits.refusal is not None or isinstance(admission.turn, PermitWait):
         return
@@ -119,7 +117,7 @@ def _show_waiting(admission: Admission, permits: Permits, decision: Decision) ->
 
 
 def end_refused(admission: Admission) -> None:
-    """Release the permits of a refused request at all gates. The limits learn nothing from it."""
+    """Release permits at all gates; the limits learn nothing."""
     gate: Admission | None = admission
     while gate is not None:
         if gate.permits is not None:
@@ -128,6 +126,6 @@ def end_refused(admission: Admission) -> None:
 
 
 def end_undecided(admission: Admission) -> None:
-    """Release the permits while an error is being handled."""
+    """Release permits during an error."""
     if admission.permits is not None:
         admission.permits.end_unanswered(client_left=False)

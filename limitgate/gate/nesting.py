@@ -1,4 +1,4 @@
-"""Nested gates charge and refund separately. The outermost gate with rate fields adds those of the joint decision."""
+"""Nested gates charge separately; the outermost with rate fields adds the joint ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ def pass_by(admission: Admission, outer: Admission | None) -> None:
 
 
 def unanswered(admission: Admission | None) -> Admission | None:
-    """Return the innermost admission without a response."""
     while admission is not None and (admission.has_begun or admission.settlement.is_over):
         admission = admission.outer
     return admission
 
 
 def overall_decision(admission: Admission) -> Decision | None:
-    """Return the joint decision; None if no rule applied."""
+    """None if no rule applied."""
     decision = admission.decision
     return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
 
@@ -63,7 +62,7 @@ def raw_response_fields(admission: Admission) -> RawFields:
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Return the fields of this gate and all inner gates, unless an outer gate adds them."""
+    """Fields of this gate and inner ones, unless an outer gate adds them."""
     if not admission.is_nested:
         return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
@@ -99,7 +98,7 @@ def _inner(admission: Admission) -> Iterator[Admission]:
 
 
 def any_has_own_cost(admission: Admission) -> bool:
-    """Return True if a rule that charged the request counts something other than requests."""
+    """True if a charging rule counts other than requests."""
     return any(
         compiled_rule.rule.has_own_cost
         for each in _of_same_request(admission)

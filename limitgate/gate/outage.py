@@ -1,7 +1,6 @@
 """Decides by ``on_error`` during outages of the store.
 
-If several rules apply, closed beats local and local beats open; shadow rules have no say. If a store fails for some buckets
-only, the rules of the other buckets keep limiting.
+Closed beats local, local beats open; shadow rules have no say. If a store fails for some buckets, other rules keep limiting.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from limitgate.stores.memory import MemoryStore
 log = logging.getLogger("limitgate")
 
 CALM = 0.5
-"""Seconds without a failure before a recovery is logged. A full store answers every other request."""
+"""Seconds before a recovery is logged: a full store answers every other request."""
 AGAIN = 60.0
-"""Seconds between two log lines."""
+"""Seconds between log lines."""
 
 
 Split = tuple[Plan, Plan | None]
-"""Charges of a store that has failed in part, and those that this process makes after the store has admitted the rest."""
+"""Charges of the partly failed store, and those made here afterwards."""
 
 
 class Outages:
-    """Decides without the store, by ``on_error`` for rules without their own. Each of the ``processes`` grants its share.
+    """Decides without the store. Each of the ``processes`` grants its share.
 
-    Known bans stay in force. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
+    Known bans stay. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
     """
 
     def __init__(
@@ -50,9 +49,9 @@ class Outages:
         self.failures = 0
         self.overloaded = 0
         self.last_error: tuple[str, float] | None = None
-        """Text of the last failure, and its Unix time in seconds."""
+        """Text and Unix seconds."""
         self.is_known = False
-        """True while another answer changes nothing."""
+        """True while further answers change nothing."""
         self.has_answered = False
         self.at_first_answer: list[Callable[[], object]] = []
         """Called in any thread."""
@@ -86,7 +85,6 @@ class Outages:
                 tell()
 
     def failed(self, error: StoreError) -> None:
-        """Note a failure of the store or an overload of this process."""
         if error.fault == "overload":
             self._note_overload(error)
             return
@@ -121,7 +119,7 @@ class Outages:
         return self._with_rest(request_plan, outcome, reading)
 
     def without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict | Split:
-        """Return a split if the store can still decide about some buckets."""
+        """Return a split if the store can still decide in part."""
         charges = request_plan.plan.charges if request_plan.plan else ()
         rest = [charge for charge in charges if charge.key not in error.keys] if error.keys else []
         local = self._local(request_plan, rest, error)
@@ -136,7 +134,7 @@ class Outages:
         return Plan.spend(rest), Plan.spend(local) if local else None
 
     def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Release slots that the store may have taken. ``keys`` are their buckets; empty for all."""
+        """Release slots the store may have taken; no ``keys`` means all."""
         charges = plan.charges if plan else ()
         self.store_slots.release_later([charge for charge in charges if not keys or charge.key in keys])
 
@@ -153,7 +151,7 @@ class Outages:
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
-        """Return this process' share of the charges outside ``rest``; None if a rule is ``closed``."""
+        """This process' share of charges outside ``rest``; None if a rule is ``closed``."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             if charge in rest or not compiled_rule.enforced:
@@ -172,7 +170,7 @@ class Outages:
         return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
-        """Read buckets without charging if one of them is banned."""
+        """Only read if a bucket is banned."""
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:
@@ -182,7 +180,7 @@ class Outages:
         return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
-        """A store out of memory is ``open`` only by the rule's own option."""
+        """Out of memory, ``open`` needs the rule's own option."""
         if error.fault == "overload":
             return "local"
         if compiled_rule.rule.on_error:

@@ -1,4 +1,4 @@
-"""Permits under adaptive limits, each released exactly once, and a guard against long queues at proxies."""
+"""Permits under adaptive limits, each released once, and a guard for proxies."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ _STREAM = b"text/event-stream"
 _LATELY_S = 1.0
 MOST_PROXIES = 1000
 BUFFERED = 65_536
-"""Bytes after which a server waits for the client, which causes no load."""
+"""Bytes that a server buffers before it waits for the client."""
 IPV6_PREFIX = 64
-"""IPv6 network of one client."""
 MOST_DIGITS = 20
-"""Python refuses to parse thousands of digits."""
+"""Python refuses to parse thousands."""
 
 Stay = Callable[[Any], Awaitable[bool]]
-"""Waits for a future. Returns False if the client leaves first."""
+"""Returns False if the client leaves first."""
 
 
 class ProxyGuard:
-    """Guards proxies that report how long requests have waited. Safe under threads."""
+    """Guards proxies that report how long requests waited. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -56,11 +55,11 @@ class ProxyGuard:
 
     @property
     def lag_s(self) -> float | None:
-        """Lag of the latest request in seconds; None if it is old."""
+        """Latest lag in seconds; None if old."""
         return self._guard.lag_s if self._clock() - self._heard_at < _LATELY_S else None
 
     def of(self, request: Request, loop_guard: Guard | None) -> Guard | None:
-        """Return the guard of a request, including the wait that its proxy reports."""
+        """Return a request's guard, with the wait that its proxy reports."""
         now = self._clock()
         waited = waited_s(request, now)
         if waited is not None:
@@ -70,7 +69,7 @@ class ProxyGuard:
         return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
     def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
-        """Return True to refuse a request that has waited ``waited`` seconds."""
+        """True after ``waited`` seconds in a queue."""
         with self._lock:
             queue = self._queues.get(proxy)
             if queue is None:
@@ -97,18 +96,17 @@ class _Waited:
 
 
 def _group(client: str | None) -> str | None:
-    """Return an IPv4 address or an IPv6 network."""
     return None if client is None else grouped(client, IPV6_PREFIX)
 
 
 class Permits:
-    """The permits of one request. Enforced rules come before shadow rules."""
+    """One request's permits. Enforced rules come first."""
 
     # No `__init__`, which would double the cost. Call `begin` first. What has a default is seldom read.
     held: list[tuple[ConcurrencyLimiter, Permit]]
     in_force: tuple[InForce, ...]
     is_to_be_told: bool
-    """True if the decision must show a wait or a shadow refusal."""
+    """True if the decision shows a wait or a shadow refusal."""
     refusal: Refusal | None = None
     waited_s = 0.0
     waits: WaitingTask | WaitingThread | None = None
@@ -118,13 +116,10 @@ class Permits:
     _outcome: Outcome
     _client: str | None
     _sent = 0
-    """Bytes of the response body so far."""
     _fields: Sequence[tuple[bytes, bytes]] = ()
     _idle_s = 0.0
     _idle_since: float | None
-    """Start of the current wait for the client."""
     _has_lost = False
-    """True while other requests use the permits."""
 
     @property
     def goes_on(self) -> bool:
@@ -139,9 +134,9 @@ class Permits:
         waiter: type[WaitingTask | WaitingThread],
         may_be_proxied: bool,  # noqa: FBT001
     ) -> bool:
-        """Return True if the request has all permits, and False if it has to wait, is refused, or lacks permits of shadows.
+        """True with all permits. False if the request waits, is refused, or lacks a shadow's.
 
-        ``waiter`` waits in a task or in a thread.
+        ``waiter`` waits in a task or a thread.
         """
         self.held = []
         self.in_force = ()
@@ -215,7 +210,7 @@ class Permits:
             self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
-        """Return False if the client leaves first."""
+        """False if the client leaves first."""
         while isinstance(self.waits, WaitingTask):
             places, permit = self.held[-1]
             if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
@@ -225,7 +220,7 @@ class Permits:
         return True
 
     def begin_again_here(self) -> None:
-        """Take released permits again, waiting in this thread."""
+        """Take released permits again, in this thread."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingThread)
         self.wait()
@@ -233,7 +228,7 @@ class Permits:
             self.in_force = before
 
     async def begin_again(self, stay: Stay) -> bool:
-        """Take released permits again. Return False if the client leaves first."""
+        """Take released permits again. False if the client leaves."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
@@ -242,7 +237,7 @@ class Permits:
         return stays
 
     def idle(self) -> None:
-        """Lend the permits while the request waits for its client."""
+        """Lend permits while waiting for the client."""
         if self._idle_since is None:
             for places, permit in self.held:
                 # Others use them already.
@@ -260,7 +255,7 @@ class Permits:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Reclaim lent permits, even beyond the limit, because the body has arrived and work starts."""
+        """Reclaim lent permits, even beyond the limit: work starts."""
         if not self._has_lost:
             return
         self._has_lost = False
@@ -308,7 +303,7 @@ class Permits:
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note the start of the response. An event stream releases the permits."""
+        """An event stream releases the permits."""
         # The application does not wait for the rest of the body.
         if self._idle_since is not None:
             self.busy()
@@ -325,7 +320,7 @@ class Permits:
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
-        """The last declared byte of the body releases the permits, as do an unknown length and more than `BUFFERED` bytes."""
+        """The last declared byte releases the permits, as do an unknown length and more than `BUFFERED` bytes."""
         if not self.held:
             return
         self._sent += size
@@ -351,7 +346,6 @@ class Permits:
                 raise
 
     def end_unanswered(self, *, client_left: bool) -> None:
-        """Release all permits while an error is being handled."""
         if self.held:
             error = sys.exception()
             # The garbage collector may have closed the coroutine.
@@ -362,7 +356,6 @@ class Permits:
             self.end("failed" if has_failed else "untaught")
 
     def abandon(self) -> None:
-        """Release all permits, even from the garbage collector."""
         while self.held:
             places, permit = self.held.pop()
             places.abandon(permit)

@@ -1,4 +1,4 @@
-"""Refunds wrong charges and releases slots. If the store fails, both stay."""
+"""Refunds charges and releases slots; both stay if the store fails."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from limitgate.limits.template import AnyPlan
 from limitgate.process import switch
 
 Corrections = tuple[AnyPlan | None, Taken]
-"""A plan for the store, if any, and the charges whose slots it releases."""
+"""A plan, if any, and charges whose slots it releases."""
 
 
 class Refunds:
-    """Corrects charges in the store, or in this process after an outage."""
+    """Corrects charges in the store, or here after an outage."""
 
     def __init__(self, store: Any, outages: Outages, timeout: float) -> None:
         self.uncorrected = 0
@@ -35,7 +35,7 @@ class Refunds:
         self._under_way: set[asyncio.Future[Any]] = set()
 
     def settle(self, admission: Admission) -> None:
-        """Refund a request by its outcome and the costs from `Decision.settle`, as far as these are known."""
+        """Refund by outcome and reported costs."""
         plan, slots = self._due(admission)
         if plan is None:
             return
@@ -49,7 +49,7 @@ class Refunds:
             self._failed(slots, error)
 
     async def asettle(self, admission: Admission) -> None:
-        """Completes even if the request is cancelled or out of time."""
+        """Completes even if cancelled or out of time."""
         if self._answers_at_once or (switch.stand_in is not None and switch.stand_in(self._store) is not None):
             self.settle(admission)
             return
@@ -68,7 +68,7 @@ class Refunds:
                 await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
-        """Return None if nothing is due."""
+        """None if nothing is due."""
         plan, slots = self._due(admission)
         return None if plan is None else self._send(plan, slots)
 
@@ -81,7 +81,7 @@ class Refunds:
             await self.asettle(admission)
 
     async def asettled(self) -> None:
-        """Wait for background refunds and charges on this event loop."""
+        """Wait for background refunds and charges of this event loop."""
         begun = list(self._under_way)
         # Under trio, nothing is under way.
         if not begun:
@@ -91,7 +91,7 @@ class Refunds:
             await asyncio.wait(under_way)
 
     def soon(self, flow: Flow[T], budget: Budget | None = None) -> asyncio.Future[T]:
-        """Run a flow to its end, even if the caller is cancelled."""
+        """Run a flow to its end, even if cancelled."""
         task = asyncio.ensure_future(arun(self._store, flow, budget))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -115,7 +115,7 @@ class Refunds:
         return refund if refund.keys else None, slots
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
-        """Correct the buckets of this process now, and return the rest."""
+        """Correct buckets of this process; return the rest."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
@@ -131,7 +131,7 @@ class Refunds:
         return Plan.adjust(charges) if charges else None, slots
 
     def _send(self, plan: AnyPlan, slots: Taken, over: asyncio.Future[None] | None = None) -> asyncio.Future[Any] | None:
-        """Return None if the corrections fail immediately. ``over`` completes with them."""
+        """None after immediate failure. ``over`` completes with the corrections."""
         try:
             sent: asyncio.Future[Any] = asyncio.ensure_future(self._store.aspend(plan, self._timeout))
         except BaseException as error:  # noqa: BLE001 - as in `settle`
@@ -158,7 +158,7 @@ class Refunds:
                 self._failed(slots, error)
 
     def _failed(self, slots: Taken, error: BaseException) -> None:
-        """Release the slots later. Raise any error but a `StoreError`."""
+        """Release slots later. Raise errors other than `StoreError`."""
         self.slot_keeper.release_later(slots)
         if not isinstance(error, StoreError):
             raise error

@@ -1,7 +1,6 @@
-"""Makes and logs the responses to refused requests, with ids whose key is derived from ``secret``, or kept in the store.
+"""Makes and logs refusals, with ids whose key is derived from ``secret`` or kept in the store.
 
-Requests never wait for the key: until it is known, a process uses a random one. Later refusals poll the store and restore a
-lost key.
+Requests never wait for the key: a process starts with a random one. Later refusals poll the store and restore a lost key.
 """
 
 from __future__ import annotations
@@ -37,21 +36,19 @@ from limitgate.stores import MemoryStore
 from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
 
 _TIMEOUT = 1.0
-"""Seconds that the store has to answer."""
+"""Seconds."""
 _AGAIN = 60.0
-"""Seconds between two polls."""
+"""Seconds between polls."""
 _TRIES = 8
 _MOST = 64
-"""Maximum number of keys. The first is in force; processes used the others before they knew it."""
+"""The first key is in force; the others were used before it was known."""
 
 
 def place_of_keys(key_prefix: str) -> str:
-    """The store's name for these keys."""
     return f"{key_prefix}:refusal-ids"
 
 
 def kept_keys(text: str | None) -> list[bytes]:
-    """Parse stored keys. Any other text has none."""
     words = (text or "").split()
     return [bytes.fromhex(word) for word in words] if all(re.fullmatch("[0-9a-f]{64}", word) for word in words) else []
 
@@ -61,13 +58,13 @@ def _text(keys: Sequence[bytes]) -> str:
 
 
 class Refusals:
-    """Makes and logs refusals. Without a ``secret``, the first one writes the key of the ids to the store."""
+    """Without a ``secret``, the first refusal writes the key of ids to the store."""
 
     def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
         self.log = refusal_log
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
         self.is_agreed = bool(secret) or not is_shared
-        """True once other processes can read the ids, or without a key in the store."""
+        """True once other processes can read the ids."""
         self._key = RefusalKey.derived(secret) if secret else RefusalKey(token_bytes(32))
         self._store = None if self.is_agreed else store
         self._place = place_of_keys(key_prefix)
@@ -78,7 +75,6 @@ class Refusals:
 
     @property
     def key(self) -> RefusalKey:
-        """The key of the ids in this process."""
         return self._key
 
     def refuse(  # noqa: PLR0917 - keywords would be slower
@@ -90,7 +86,7 @@ class Refusals:
         now: int,
         compiled_rules: Sequence[CompiledRule],
     ) -> Refusal:
-        """``key`` names the bucket, ``rules`` refused, ``now`` is Unix time in µs. ``compiled_rules`` belong to the plan."""
+        """``key`` names the bucket, ``rules`` refused, ``now`` is Unix µs."""
         self._has_written = True
         rule = decision.rule
         for each in compiled_rules:
@@ -106,7 +102,6 @@ class Refusals:
         return refusal
 
     def banned(self, decision: Decision, refusal_id: str) -> Refusal:
-        """Return the response to a refusal that has led to a ban."""
         return quota_exceeded(decision.refusing, decision.retry_after, refusal_id.encode())
 
     def agree_at_first(self) -> None:
@@ -114,7 +109,7 @@ class Refusals:
             self.agree_soon()
 
     def agree_soon(self) -> None:
-        """Agree on the key with other processes, in a task or thread that leaves no connection open if the store is closed."""
+        """Agree on the key in a task or thread that leaves no connection open."""
         if self._store is None or switch.stand_in is not None:
             return
         self._next_look, closings = monotonic() + _AGAIN, self._closings
@@ -132,7 +127,7 @@ class Refusals:
                 self._under_way = thread
 
     def before_fork(self) -> None:
-        """Wait for the thread, so that the child inherits no locked locks."""
+        """The child must not inherit locked locks."""
         thread = self._under_way
         if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
             thread.join(_TIMEOUT)
@@ -158,7 +153,7 @@ class Refusals:
             raise
 
     def _exchange(self, closings: int) -> ConfigFlow[None]:
-        """Adopt the key in force. Add the own key if ids were already written with it."""
+        """Adopt the key in force. Add the own key if ids used it."""
         own = self._key.key
         keys: list[bytes] = []
         request = ConfigRequest(self._place)
@@ -183,23 +178,18 @@ class Refusals:
 
 
 class ProviderRefusals(Refusals):
-    """Refusals for the header styles of providers."""
-
     styles: frozenset[str]
 
     def refuse(self, admission: Admission, decision: Decision, *rest: Any) -> Refusal:
-        """See `Refusals.refuse`."""
         return as_provider(super().refuse(admission, decision, *rest), decision, self.styles)
 
     def banned(self, decision: Decision, refusal_id: str) -> Refusal:
-        """See `Refusals.banned`."""
         return as_provider(super().banned(decision, refusal_id), decision, self.styles)
 
 
 def refusals_for(
     styles: Iterable[Style], store: Any, key_prefix: str, secret: bytes, refusal_log: RefusalLog | None
 ) -> Refusals:
-    """Return the refusals of a gate with these header styles."""
     providers = provider_styles(styles)
     if not providers:
         return Refusals(store, key_prefix, secret, refusal_log)
@@ -209,11 +199,11 @@ def refusals_for(
 
 
 class RefusalLog:
-    """Logs refusing buckets, at most ``per_minute`` lines, with as much of a name as ``names`` says."""
+    """Logs refusing buckets, at most ``per_minute`` lines, with names by ``names``."""
 
     def __init__(self, per_minute: int, names: Names) -> None:
         self.episodes = Episodes(per_minute)
-        """If `count` returns False, call `begin`."""
+        """Call `begin` if `count` returns False."""
         self._names = names
 
     def begin(  # noqa: PLR0917 - keywords would be slower
@@ -225,7 +215,7 @@ class RefusalLog:
         refusal_id: str | None,
         compiled_rules: Sequence[CompiledRule],
     ) -> None:
-        """Start an episode of refusals by the bucket ``key``. ``now`` is Unix time in µs."""
+        """Start an episode of bucket ``key``. ``now`` is Unix µs."""
         name = partial(self._name, admission, decision.rule, compiled_rules)
         self.episodes.begin(key, decision.rule, now, refusal_id, name)
 
@@ -237,7 +227,7 @@ class RefusalLog:
                 self.episodes.begin(key, rule, now, None, name, is_shadow=True)
 
     def note_ban(self, rule: str, who: str, seconds: float, after: int, within: float) -> None:
-        """Record a ban for ``seconds`` after ``after`` refusals within ``within`` seconds."""
+        """Record a ban for ``seconds``, after ``after`` refusals within ``within`` seconds."""
         facts = {"rule": rule, "who": who, "seconds": seconds, "after": after, "within": within}
         shown = rule, f" {who}" if who else "", seconds, after, within
         self.episodes.tell("rule %s bans%s for %g s: refused %d times within %g s", shown, facts)

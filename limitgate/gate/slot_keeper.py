@@ -1,7 +1,6 @@
-"""Renews and releases the concurrency slots of this process, see limitgate/algorithms/concurrency.py.
+"""Renews and releases this process' slots, see limitgate/algorithms/concurrency.py.
 
-Event loops have a timer each, all threads share one. Slots whose reply was lost or whose holder was garbage collected are
-released.
+Each event loop has a timer, all threads share one. Slots with a lost reply or a collected holder are released.
 """
 
 from __future__ import annotations
@@ -32,27 +31,25 @@ from limitgate.stores.base import calls_of
 log = logging.getLogger("limitgate")
 
 RENEW = 10.0
-"""Seconds between renewals. A slot survives two failed renewals."""
+"""Seconds; a slot survives two failures."""
 AGAIN = 1.0
 """Seconds before a retry."""
 SOON = 0.05
 """Seconds before abandoned slots are released."""
 MANY_RELEASES = 100
-"""Releases that trigger an early batch."""
+"""Trigger an early batch."""
 MAX_RELEASES = 10_000
-"""Maximum number of pending releases; further slots expire."""
+"""Further slots expire."""
 
 
 Taken = Sequence[Charge] | PlainSpend
-"""Charges made together."""
 
 
 class _Held(NamedTuple):
     slot: int
     taken: Sequence[Charge] | PlanTemplate
-    """A plain plan's template, to avoid creating objects. The plan itself would keep the request alive."""
+    """A template, because a plan would keep the request alive."""
     keys: Sequence[str]
-    """Keys for the template."""
     holder: ref[object]
 
     @property
@@ -62,17 +59,16 @@ class _Held(NamedTuple):
 
 
 class _Renewer:
-    """Renews the slots of one event loop, or of all threads. Safe under threads."""
+    """For one event loop, or all threads. Thread-safe."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         self.slot_keeper = slot_keeper
         self.held: dict[int, _Held] = {}
         self.releases: dict[tuple[str, int], tuple[Charge, float]] = {}
-        """With the expiry of the slot in seconds on the monotonic clock."""
+        """With the slot's expiry, monotonic seconds."""
         self.due_at: float | None = None
-        """Seconds on the monotonic clock; None while nothing is held."""
+        """Monotonic seconds; None if nothing is held."""
         self._has_failed = False
-        """True if an early batch would be useless."""
 
     @property
     def is_idle(self) -> bool:
@@ -84,7 +80,7 @@ class _Renewer:
             self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
-        """Return False if the slot is not held here."""
+        """False if the slot is not held here."""
         return self.held.pop(slot, None) is not None
 
     def release_later(self, charges: Sequence[Charge]) -> None:
@@ -99,7 +95,7 @@ class _Renewer:
         self.schedule(SOON if len(self.releases) >= MANY_RELEASES and not self._has_failed else AGAIN)
 
     def renewal(self) -> Flow[None]:
-        """Renew held slots and make pending releases. Failed calls are retried soon."""
+        """Renew slots and make releases; retry failures soon."""
         for slot, held in self.held.copy().items():
             if held.holder() is None and self.let_go(slot):
                 self.release_later(held.charges)
@@ -151,7 +147,7 @@ class _Renewer:
         self.schedule(AGAIN)
 
     def hasten(self) -> None:
-        """Takes no lock, because the garbage collector may call this at any time."""
+        """Takes no lock: the garbage collector may call this."""
         raise NotImplementedError
 
     def schedule(self, seconds: float) -> None:
@@ -165,7 +161,7 @@ class _Renewer:
 
 
 class _LoopRenewer(_Renewer):
-    """Renews slots by a timer that starts a task."""
+    """Renews in tasks, by a timer."""
 
     def __init__(self, slot_keeper: SlotKeeper, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(slot_keeper)
@@ -197,13 +193,13 @@ class _LoopRenewer(_Renewer):
 
 
 class _ThreadRenewer(_Renewer):
-    """Renews slots in a thread that ends when nothing is held."""
+    """Renews in a thread that ends when idle."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         super().__init__(slot_keeper)
         self._lock = threading.RLock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        """A `SimpleQueue`, because finalizers may put items into it."""
+        """Finalizers may put into a `SimpleQueue`."""
         self._runs = False
 
     def hasten(self) -> None:
@@ -256,7 +252,6 @@ class _ThreadRenewer(_Renewer):
         return False
 
     def _left(self) -> float | None:
-        """Seconds until the next renewal; None ends the thread."""
         with self._lock:
             while not self._wakeups.empty():
                 self._wakeups.get()
@@ -269,7 +264,7 @@ class _ThreadRenewer(_Renewer):
 
 
 class SlotKeeper:
-    """Renews the slots of this process, with ``timeout`` seconds per call. Slots that cannot be renewed or released expire."""
+    """``timeout`` is in seconds per call. Slots that can't be renewed or released expire."""
 
     def __init__(self, store: Any, timeout: float) -> None:
         self.store = store
@@ -283,7 +278,7 @@ class SlotKeeper:
     def reset_after_fork(self) -> None:
         self._in_threads = _ThreadRenewer(self)
         self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
-        """Shared by threads. Use atomic dictionary operations only."""
+        """Shared by threads: atomic operations only."""
 
     def __len__(self) -> int:
         return sum(len(renewer.held) for renewer in self._renewers())
@@ -293,7 +288,7 @@ class SlotKeeper:
         return [charge for renewer in self._renewers() for held in list(renewer.held.values()) for charge in held.charges]
 
     def hold(self, taken: Taken, holder: object) -> None:
-        """Renew slots until they are released or ``holder`` is garbage collected."""
+        """Renew until release, or until ``holder`` is collected."""
         if isinstance(taken, PlainSpend):
             self._here().hold(_Held(taken.slot, taken.template, taken.keys, ref(holder)))
             return
@@ -301,7 +296,6 @@ class SlotKeeper:
             self._here().hold(_Held(slot, taken, (), ref(holder)))
 
     def release(self, taken: Taken) -> None:
-        """Stop renewing slots that are about to be released."""
         here = self._here()
         for slot in _names(taken):
             # Taken in another thread or event loop.
@@ -310,14 +304,13 @@ class SlotKeeper:
                     renewer.let_go(slot)
 
     def abandon(self, charges: Sequence[Charge]) -> None:
-        """Release slots whose holder was garbage collected."""
         for charge in _slots(charges):
             for renewer in self._renewers():
                 if charge.slot in renewer.held:
                     renewer.hasten()
 
     def release_later(self, taken: Taken) -> None:
-        """Release slots that the store may have taken."""
+        """Release slots the store may have taken."""
         if slots := _slots(taken):
             self._here().release_later(slots)
 

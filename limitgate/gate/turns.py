@@ -1,8 +1,7 @@
-"""Waits for booked turns and for permits, in a thread or on an event loop.
+"""Waits for booked turns and permits, in a thread or on an event loop.
 
-On an event loop, requests with equal turns share a FIFO queue. If one leaves, the others move up, and the last turn is
-refunded, because a bucket can only take back its last turn. If a charge ahead of them is refunded, the
-turns in GCRA buckets move up, too.
+Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up and the last turn is refunded, the only
+one a bucket can take back. Turns in GCRA buckets also move up after refunds ahead.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ TurnWaiter = asyncio.Future[Turn]
 
 
 def book(charged: tuple[Receipt, ...], now: int, delay: float) -> tuple[tuple[Receipt, ...], Turn]:
-    """Split charges into those made now and those booked ``delay`` seconds after ``now``, Unix time in µs."""
+    """Split charges: made now, or booked ``delay`` seconds after ``now`` (Unix µs)."""
     ahead = [_part(each, is_ahead=True) for each in charged]
     rest = [_part(each, is_ahead=False) for each in charged]
     booked = tuple([part for part in ahead if part.plan.charges])
@@ -48,7 +47,7 @@ def _part(charged: Receipt, *, is_ahead: bool) -> Receipt:
 
 
 class WaitQueues:
-    """The queues of a gate. Turns in the same buckets with the same cost share one per event loop."""
+    """Turns in the same buckets with the same cost share a queue per event loop."""
 
     def __init__(self) -> None:
         self._queues: dict[asyncio.AbstractEventLoop, dict[object, _WaitQueue]] = {}
@@ -70,7 +69,7 @@ class WaitQueues:
         return queue.join(turn)
 
     def leave(self, turn: Turn, waiter: TurnWaiter) -> Turn:
-        """Return this request's turn, or the turn that becomes free."""
+        """Return the turn that becomes free."""
         loop, kind = waiter.get_loop(), _kind(turn)
         queues = self._queues.get(loop, {})
         queue = queues.get(kind)
@@ -87,7 +86,7 @@ class WaitQueues:
         return given._replace(charged=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 
     def move_up(self, returned: Sequence[Returned]) -> None:
-        """Move the turns up that are behind refunded charges. Those of other event loops move up a moment later."""
+        """Move up turns behind refunded charges, those of other event loops slightly later."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -101,15 +100,13 @@ class WaitQueues:
                     loop.call_soon_threadsafe(_move_up, queues, returned, context=Context())
 
     def as_last(self, given_up: Turn) -> Turn:
-        """Return a turn as if those behind it in this event loop had been booked before, so that the bucket takes it back."""
+        """Pretend that turns behind it were booked before, so that the bucket takes it back."""
         queues = self._queues.get(asyncio.get_running_loop(), {})
         behind = [bucket for queue in queues.values() for bucket in queue.booked()]
         return given_up._replace(charged=tuple([_behind(each, behind) for each in given_up.charged]))
 
 
 class _WaitQueue:
-    """A FIFO queue with one timer."""
-
     def __init__(self) -> None:
         self.waiters: dict[TurnWaiter, None] = {}
         self._turns: list[Turn] = []
@@ -130,7 +127,6 @@ class _WaitQueue:
         return turn
 
     def booked(self) -> list[tuple[int, BucketReading]]:
-        """Return the time and the reading of each booked charge."""
         receipts = [receipt for turn in self._turns for receipt in turn.charged]
         return [(receipt.reading.now, bucket) for receipt in receipts for bucket in receipt.reading.buckets]
 
@@ -172,7 +168,7 @@ def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> 
 
 
 def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
-    """Return the turn of other receipts for the same charges; the same object if they are the same."""
+    """The turn of other receipts for the same charges."""
     if all(map(is_, charged, turn.charged)):
         return turn
     due_us = max(
@@ -187,7 +183,7 @@ def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
 
 
 def lowered(receipt: Receipt, returned: Iterable[Returned]) -> Receipt:
-    """Return a receipt as if refunded charges before it had never been made; the same object if none was."""
+    """A receipt as if refunded charges before it had not been made."""
     reading = receipt.reading
     buckets = list(reading.buckets)
     for each in returned:
@@ -204,7 +200,7 @@ def _behind(receipt: Receipt, booked: Sequence[tuple[int, BucketReading]]) -> Re
 
 
 def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketReading]]) -> BucketReading:
-    """Add the costs of the turns that are booked behind a charge to the debts before it."""
+    """Add costs of turns behind a charge to its debts."""
     charge, before, _ = bucket
     if charge.bucket.algorithm is not gcra:
         return bucket
@@ -219,18 +215,16 @@ def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketR
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:
-    """Return an equal key for interchangeable turns."""
+    """Return a key that is equal for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
 
 
 Stay = Callable[[TurnWaiter], Awaitable[bool]]
-"""Waits for a turn. Returns False if the client leaves first."""
+"""Returns False if the client leaves first."""
 
 
 class Turns:
-    """Waits for the turns of one gate's requests."""
-
     def __init__(self, store: Any, refunds: Refunds, load: Load) -> None:
         self.queues = WaitQueues()
         self._store = store
@@ -238,7 +232,7 @@ class Turns:
         self._load = load
 
     def wait_for(self, admission: Admission, turn: Turn) -> None:
-        """Wait in this thread. Other requests may use the permits meanwhile."""
+        """Wait in this thread, lending the permits."""
         permits = admission.permits
         if permits is not None:
             permits.end("untaught")
@@ -256,7 +250,7 @@ class Turns:
                 self._refunds.settle_refused(admission)
 
     def wait_for_further(self, admission: Admission, turn: Turn) -> None:
-        """Wait for the turn of a further limit. The running request keeps its permits. An interruption refunds it."""
+        """Wait for a further limit, keeping the permits. An interruption refunds."""
         admission.turn = None
         try:
             with counted_waiting(_rows(turn)):
@@ -268,7 +262,7 @@ class Turns:
         admission.turn_ended(turn, stays=True)
 
     async def await_turn(self, admission: Admission, stay: Stay) -> bool:
-        """If the client leaves first, refuse and refund the request, and return False."""
+        """If the client leaves first, refund and return False."""
         if isinstance(admission.turn, PermitWait) and not await self._await_places(admission, admission.turn, stay):
             return False
         turn, permits = admission.turn, admission.permits
@@ -292,7 +286,7 @@ class Turns:
         return admission.refusal is None
 
     async def await_further(self, admission: Admission, turn: Turn, stay: Stay) -> bool:
-        """`wait_for_further` on the event loop. Return False if the client leaves. Cancellation also refunds the request."""
+        """`wait_for_further` on an event loop. False if the client leaves."""
         admission.turn = None
         try:
             waiter = self.queues.join(turn)

@@ -1,6 +1,6 @@
-"""JSON bodies of requests, for keys and callables. Pure.
+"""JSON bodies, for keys and callables. Pure.
 
-A body that is too large, too deep or too slow raises `BodyError`: if it counted as absent, padding would evade a limit.
+A body that is too large, deep or slow raises `BodyError`: otherwise padding would evade limits.
 """
 
 from __future__ import annotations
@@ -13,63 +13,55 @@ from typing import Any
 from limitgate.errors import BodyError, ConfigError
 
 BODY_LIMIT = 65_536
-"""Default of the option ``body_limit``."""
 DEEPEST = 100
-"""Maximum nesting of arrays and objects; frameworks and parsers allow some hundreds."""
+"""Nesting; frameworks allow some hundreds."""
 LONGEST_READ_S = 10.0
-"""Maximum seconds for a body to arrive. Nothing is charged and no permit is taken before."""
+"""Before any charge or permit."""
 MOST_PARTS = 4096
-"""Maximum messages of a body: each takes memory in addition to its bytes."""
+"""Each takes memory beside its bytes."""
 LONGEST_POINTER = 256
-"""Maximum characters of a pointer."""
+"""Characters."""
 
 FORMS = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
-"""Types of bodies that frameworks read as a stream."""
 UNREAD: Any = object()
-"""The document of a request whose body has not been read."""
-
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, because a string without an end would otherwise take quadratic time."""
+"""Possessive: a missing end must not take quadratic time."""
 _BRACKET = re.compile(r"[\[\]{}]")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _WRONG_ESCAPE = re.compile(r"~(?![01])")
 
 
 def too_large(most: int) -> BodyError:
-    """Return the error for a body of more than ``most`` bytes."""
     return BodyError(413, f"The request's body has more than {most:,} bytes, so its limit cannot be determined.")
 
 
 def too_slow() -> BodyError:
-    """Return the error for a body that takes too long."""
     return BodyError(408, f"The request's body did not arrive within {LONGEST_READ_S:g} s.")
 
 
 def too_many_parts() -> BodyError:
-    """Return the error for a body in too many parts."""
     return BodyError(413, f"The request's body came in more than {MOST_PARTS:,} parts.")
 
 
 def incomplete() -> BodyError:
-    """Return the error for a body that ends early."""
     return BodyError(400, "The request's body is incomplete.")
 
 
 def without_length() -> BodyError:
-    """Return the error for a body whose end the server does not report."""
+    """Return the error for a body without a known end."""
     return BodyError(411, "The request's body needs a Content-Length.")
 
 
 def declared_length(value: str | None) -> int | None:
-    """Return a Content-Length; None if there is none."""
+    """None without a Content-Length."""
     value = (value or "").strip()
     return int(value[:20]) if value.isascii() and value.isdigit() else None
 
 
 def parsed(data: bytes) -> Any:
-    """Parse a body as Python's `json.loads` does, because most applications use it. None if it is not JSON.
+    """Parse a body as `json.loads` does, like most applications. None if not JSON.
 
-    Raises `BodyError` if it is nested deeper than `DEEPEST`, or has an integer that Python does not parse.
+    Raises `BodyError` beyond `DEEPEST`, or for an integer that Python doesn't parse.
     """
     try:
         text = data.decode(json.detect_encoding(data), "surrogatepass")
@@ -97,7 +89,7 @@ def _is_too_deep(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def pointer(text: str) -> tuple[str, ...]:
-    """Return the reference tokens of a JSON pointer (RFC 6901). Raises `ConfigError`."""
+    """Tokens of a JSON pointer (RFC 6901). Raises `ConfigError`."""
     if not text.startswith("/") or len(text) > LONGEST_POINTER or _WRONG_ESCAPE.search(text):
         raise ConfigError(
             f"{text!r:.80} is not a JSON pointer of up to {LONGEST_POINTER} characters, expected for example /user/id, "
@@ -107,7 +99,7 @@ def pointer(text: str) -> tuple[str, ...]:
 
 
 def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
-    """Return the text of the string, number or boolean that a pointer refers to; None for anything else."""
+    """Text of a string, number or boolean; None for others."""
     for token in tokens:
         if isinstance(document, dict):
             document = document.get(token)
@@ -123,7 +115,7 @@ def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
 
 
 def _spelled(value: float) -> str:
-    """Spell a number as JSON does. Equal numbers have one spelling, because clients choose among 1, 1.0 and 1e0."""
+    """One spelling per number, because clients choose among 1, 1.0 and 1e0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)

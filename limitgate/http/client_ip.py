@@ -20,22 +20,22 @@ from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.text import listed, meant
 
 MAX_HOPS = 32
-"""Elements of a forwarding header to read."""
+"""Elements of a forwarding header."""
 MOST_CHARACTERS = 2048
-"""Characters of a forwarding header to read."""
+"""Characters of a forwarding header."""
 MAX_LENGTH = 100
-"""Characters of an address with port, brackets and zone."""
+"""With port, brackets and zone."""
 REMEMBERED, SHORT = 4096, 64
-"""Size of the address cache, and its longest text. IPv6 with a port has 53 characters."""
+"""Address cache: size, and longest text."""
 UNIX = "unix"
-"""Entry in ``trusted_proxies`` for a peer on a unix socket."""
+"""In ``trusted_proxies``: a unix socket."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
 _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
     "IPv6": (IPv6Network("2000::/3"),),
 }
-"""A list that covers this sample trusts every client."""
+"""A list with such an address trusts every client."""
 _PROXIES = 1024
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
@@ -48,21 +48,18 @@ _LISTS = {
     "localhost": "loopback",
     "rfc1918": "private",
 }
-"""Probable lists by names that differ too much from theirs."""
+"""Likely names for lists."""
 _UNLISTED = frozenset({"akamai", "aws", "azure", "bunny", "cloudfront", "imperva", "incapsula", "sucuri"})
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
-"""Runs to compress, the longest first, but no single zero group (RFC 5952)."""
+"""Longest first, without single groups (RFC 5952)."""
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
 _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
-"""A forwarded-pair (RFC 7239 section 4, RFC 9110 section 5.6.4)."""
+"""RFC 7239 section 4, RFC 9110 section 5.6.4."""
 
 
 def canonical(text: str) -> IPv4Address | IPv6Address | None:
-    """Parse an address in any form of RFC 7239 section 6, with or without port, brackets and zone.
-
-    IPv4 inside IPv6 becomes IPv4. None if ``text`` is no address.
-    """
+    """Parse an address in any form of RFC 7239 section 6. IPv4 inside IPv6 becomes IPv4. None if invalid."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
@@ -83,7 +80,7 @@ def canonical(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def grouped(client: str, ipv6_prefix: int) -> str:
-    """Return the address of an IPv4 client, or the network of ``ipv6_prefix`` bits of an IPv6 client."""
+    """The address, or the IPv6 network of ``ipv6_prefix`` bits."""
     if client.replace(".", "").isdecimal():  # IPv4 has only one spelling
         return client
     group = _grouped if len(client) <= SHORT else _grouped.__wrapped__
@@ -127,7 +124,7 @@ def _remembered(text: str) -> _Address | None:
 
 
 def _spelled_ipv6(number: int) -> str:
-    """Spell an IPv6 address canonically (RFC 5952), four times as fast as `ipaddress`."""
+    """RFC 5952, four times as fast as `ipaddress`."""
     text = ":{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:".format(*_GROUPS.unpack(number.to_bytes(16, "big")))
     for zeros in _ZEROS:
         before, found, behind = text.partition(zeros)
@@ -137,17 +134,17 @@ def _spelled_ipv6(number: int) -> str:
 
 
 class Hop(NamedTuple):
-    """An address between the peer and the client, and the reason to continue or stop there."""
+    """An address on the way, and why the search continues or stops."""
 
     address: str | None
     why: str
 
 
 class TrustedProxies:
-    """The proxies whose forwarding header is trusted.
+    """The proxies whose forwarding header is trusted. Raises `ConfigError` for invalid entries.
 
     ``trusted`` has addresses, CIDRs, `proxy_lists`, and ``unix``. ``header`` is ``forwarded`` (RFC 7239), ``x-forwarded-for``,
-    or another header with addresses. Raises `ConfigError` for invalid entries.
+    or another header with addresses.
     """
 
     def __init__(self, trusted: Sequence[str], header: str) -> None:
@@ -158,7 +155,7 @@ class TrustedProxies:
         self._met: dict[str, str] = {}
         self.take_peers = not self.trust_anybody
         self.until_sample: float = 0
-        """Requests until the next search for an untrusted header: the 1st, 2nd, 4th, 8th …"""
+        """Requests until the next search for an untrusted header: 1st, 2nd, 4th, 8th …"""
         self._next_gap = 0
         self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
@@ -170,20 +167,19 @@ class TrustedProxies:
 
     @property
     def trust_everybody(self) -> list[str]:
-        """The IP versions (``IPv4``, ``IPv6``) whose public addresses are all trusted."""
+        """IP versions (``IPv4``, ``IPv6``) with all public addresses trusted."""
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
-        """True if this peer is trusted. A peer on a unix socket has no address."""
+        """A peer on a unix socket has no address."""
         if peer is None:
             return self._unix
         return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
 
     def client(self, request: Request) -> str | None:
-        """Return the first address, from the peer towards the client, that isn't a trusted proxy.
+        """Return the first untrusted address from the peer towards the client, or the leftmost.
 
-        The search stops before an invalid element. If all addresses are trusted, returns the leftmost. Raises
-        `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
+        Stops before an invalid element. Raises `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
         peer = request.peer
         # IPv4 has only one spelling.
@@ -217,7 +213,6 @@ class TrustedProxies:
             self._met[peer] = address
 
     def hops(self, request: Request) -> list[Hop]:
-        """Return every address read, from the peer to the client."""
         address = None if request.peer is None else _read(request.peer)
         peer = request.peer if address is None else address[0]
         if not (self._unix if request.peer is None else self._trusted(address)):
@@ -237,9 +232,9 @@ class TrustedProxies:
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
 
     def _search(self, request: Request, peer: str | None) -> None:
-        """Report an untrusted forwarding header (LG006). A proxy adds it to all requests, so samples suffice.
+        """Report an untrusted forwarding header (LG006), by samples: a proxy adds it to all requests.
 
-        If it contains the peer, the server has already resolved it, maybe from any client's header (LG002).
+        If it contains the peer, the server has resolved it, maybe from any client's header (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1
@@ -270,8 +265,7 @@ class TrustedProxies:
 def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
     """True if the server let the client choose its address.
 
-    uvicorn keeps only the address it trusts, with port 0 if the header has none. A server with a list of trusted proxies never
-    skips a public address outside it.
+    uvicorn keeps only the trusted address, with port 0 if the header has none, and never skips an untrusted public one.
     """
     scope = request.scope
     if scope is None or scope["client"][1] != 0:
@@ -289,17 +283,15 @@ class Networks:
         self._ranges = {version: _Ranges(networks, version) for version in (4, 6)}
 
     def hold(self, client: str | None) -> bool:
-        """True if the client's address is in these networks, False without an address."""
         address = None if client is None else _read(client)
         return address is not None and self._ranges[address[1]].hold(address[2])
 
     def cover(self, other: Networks) -> bool:
-        """True if these networks contain all of ``other``."""
         return all(ranges.cover(other._ranges[version]) for version, ranges in self._ranges.items())
 
 
 class _Ranges:
-    """Networks of one IP version, searched by bisection."""
+    """One IP version, searched by bisection."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -360,10 +352,9 @@ def _like(entry: str) -> str:
 
 
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
-    """Yield the elements of a forwarding header from the right.
+    """Yield elements from the right: client text on the left can't affect what the nearest proxy wrote.
 
-    Client text on the left can't affect what the nearest proxy wrote. A truncated element isn't skipped, since a proxy may
-    copy client text into it, such as a long Host.
+    A truncated element isn't skipped, since it may hold client text, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
@@ -380,7 +371,7 @@ def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[st
 
 
 def _node(element: str) -> str:
-    """Return ``for`` of a forwarded-element; empty if malformed, missing or repeated."""
+    """``for`` of a forwarded-element; empty if malformed, missing or repeated."""
     nodes, at = [], 0
     while at < len(element):
         pair = _PAIR.match(element, at)
@@ -393,7 +384,7 @@ def _node(element: str) -> str:
 
 
 def _last_comma(value: str) -> int:
-    """Ignore commas in quotes."""
+    """Ignores commas in quotes."""
     end, quotes, comma = len(value), 0, value.rfind(",")
     while comma >= 0:
         quotes += _quotes(value, comma, end)
@@ -405,25 +396,22 @@ def _last_comma(value: str) -> int:
 
 
 def _quotes(value: str, start: int, end: int) -> int:
-    """Count the unescaped quotes (RFC 9110 section 5.6.4)."""
     if value.find("\\", start, end) >= 0:
         return value[start:end].replace("\\\\", "").replace('\\"', "").count('"')
     return value.count('"', start, end)
 
 
 LIST_FILE = "file:"
-"""Prefix of a list file's path."""
 _FOLDER = Path(__file__).parent / "proxies"
 
 
 @cache
 def proxy_lists() -> tuple[str, ...]:
-    """Return the names of the built-in lists."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.txt")))
 
 
 def proxy_entries(entry: str) -> Iterator[tuple[str, str]]:
-    """Yield the addresses and CIDRs of a ``trusted_proxies`` entry, each with its place in a list, if any.
+    """Yield addresses and CIDRs of an entry, each with its place in a list.
 
     Raises `ConfigError` for an unreadable or empty file.
     """

@@ -10,11 +10,11 @@ from typing import Any
 from limitgate.http.body import LONGEST_READ_S, declared_length, incomplete, too_large, too_slow, without_length
 
 _PART = 16_384
-"""Bytes to read at once. The deadline is checked between two reads."""
+"""Bytes between checks of the deadline."""
 
 
 class ReplayedInput:
-    """A WSGI input that starts with bytes that were already read."""
+    """A WSGI input that starts with bytes already read."""
 
     def __init__(self, head: bytes, rest: Any) -> None:
         self._head = BytesIO(head)
@@ -24,14 +24,12 @@ class ReplayedInput:
         return iter(self.readline, b"")
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read ``size`` bytes, or all."""
         if size is None or size < 0:
             return self._head.read() + bytes(self._rest.read())
         data = self._head.read(size)
         return data if len(data) == size else data + bytes(self._rest.read(size - len(data)))
 
     def readline(self, size: int | None = -1) -> bytes:
-        """Read a line, of at most ``size`` bytes."""
         is_bounded = size is not None and size >= 0
         line = self._head.readline(size if is_bounded else -1)
         if line.endswith(b"\n") or len(line) == size:
@@ -39,17 +37,14 @@ class ReplayedInput:
         return line + bytes(self._rest.readline(size - len(line)) if size is not None and is_bounded else self._rest.readline())
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
-        """Read into a buffer. Return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
-        """Close the input, which only some servers allow."""
         getattr(self._rest, "close", bool)()
 
     def readlines(self, hint: int | None = -1) -> list[bytes]:
-        """Read lines, of at least ``hint`` bytes in total if there are as many."""
         lines, size = [], 0
         for line in self:
             lines.append(line)
@@ -60,10 +55,9 @@ class ReplayedInput:
 
 
 def read_input(environ: MutableMapping[str, Any], most: int) -> bytes:
-    """Read a body of at most ``most`` bytes. Its input then starts with these bytes.
+    """Read a body of at most ``most`` bytes, and put them back.
 
-    Raises `BodyError` if it is larger, incomplete or slow, or if its end is unknown. The server's own timeout applies to each
-    read.
+    Raises `BodyError` if it is larger, incomplete, slow, or endless. The server's timeout applies to each read.
     """
     stream = environ.get("wsgi.input")
     length = declared_length(environ.get("CONTENT_LENGTH"))

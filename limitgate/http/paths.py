@@ -1,8 +1,7 @@
 """Normalization and matching of request paths.
 
-Servers and frameworks disagree about which paths are equivalent, so a path has several interpretations, from cleaned to as
-sent, and a pattern applies if it matches any of them. A path beyond `LONG` is cut to what patterns can distinguish; if that
-takes too long, it matches all patterns.
+Servers disagree about equivalent paths, so a path has several interpretations, from cleaned to as sent; a pattern applies if it
+matches any. A path beyond `LONG` is cut to what patterns distinguish; if that takes too long, it matches all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from limitgate.messages.text import shortened
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""Includes the replacement for invalid UTF-8, which Bottle drops."""
+"""With the replacement for invalid UTF-8, which Bottle drops."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
@@ -30,30 +29,30 @@ _FOREIGN = re.compile(
     rf":(?P<colon>{_NAME})(?:\(.*\))?\??|<(?:(?P<type>[^<>]*):)?(?P<bracket>{_NAME})>|\{{(?P<brace>{_NAME}):(?P<convertor>[^{{}}]*)\}}",
     re.ASCII,
 )
-"""A placeholder of Express or Rails (``:id``), Flask or Django (``<int:id>``), or Starlette (``{id:int}``)."""
+"""Express or Rails ``:id``, Flask or Django ``<int:id>``, Starlette ``{id:int}``."""
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 
 LONG, LONGEST = 512, 16_384
-"""Maximum characters of path and ``root`` to interpret completely (up to 0.7 µs each), and to read."""
+"""Characters to interpret completely (0.7 µs each), and to read."""
 _PADDING = 64
-"""Segments, and characters of a segment, to strip from a long path."""
+"""Segments, and characters per segment, to strip."""
 _HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
 _SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 _SPACE = "".join(map(chr, range(0x21)))
 
 ANY = "{}"
-"""Matches one segment."""
 REST = "**"
-"""At the end, matches zero or more segments."""
+"""At the end: zero or more segments."""
 
 
 def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     """Return the interpretations of a path below ``root``, the cleaned one first.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning, also from within the path. Text
-    before the first slash may be a mount point or part of a URL, so it is optional.
+    section
+    5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash is optional: it
+    may be a mount point or part of a URL.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)
@@ -93,24 +92,22 @@ def first_interpretation(path: str, root: str = "") -> str:
 
 
 class Reach(NamedTuple):
-    """The part of a path that patterns can distinguish."""
+    """What patterns can distinguish."""
 
     depth: int
-    """Segments of the deepest pattern."""
     length: int
-    """Characters of the longest segment, at least 2."""
+    """Longest segment, at least 2."""
 
     @classmethod
     def of(cls, patterns: Iterable[Sequence[str]]) -> Reach:
-        """Return the reach of patterns from `segments`."""
         patterns = list(patterns)
         longest = max((len(segment) for pattern in patterns for segment in pattern), default=0)
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Return paths that match the same patterns as all `interpretations`; None to match all patterns.
+        """Paths that match the same patterns as all `interpretations`; None to match all patterns.
 
-        This is the case beyond `LONGEST`, and beyond `LONG` with ``..`` or more than `_PADDING` to clean.
+        That is beyond `LONGEST`, and beyond `LONG` with ``..`` or more than `_PADDING` to clean.
         """
         if len(path) + len(root) <= LONG:
             return interpretations(path, root)
@@ -141,7 +138,6 @@ class Reach(NamedTuple):
         return below(self._replace(depth=self.depth + depth).forms(path)[0], mount) or "/"
 
     def forms(self, path: str) -> list[str]:
-        """Return the path cleaned, without control characters, and as sent."""
         pieces, is_whole = self._split(path)
         sent = [piece for piece in pieces if piece][: self.depth + 1]
         if len(sent) <= self.depth and not is_whole:
@@ -181,7 +177,7 @@ class Reach(NamedTuple):
 
 
 class _TangledError(Exception):
-    """The path cannot be interpreted in bounded time."""
+    """Can't be interpreted in bounded time."""
 
 
 def _without_slashes(path: str) -> str:
@@ -189,18 +185,17 @@ def _without_slashes(path: str) -> str:
 
 
 def _end_of_slashes(path: str, start: int) -> int:
-    """Ten times as fast as ``lstrip``."""
     return start if (match := _SLASHES.match(path, start)) is None else match.end()
 
 
 def _may_climb(path: str) -> bool:
-    """False only if no interpretation of the path has a ``..`` segment."""
+    """False only if no interpretation has ``..``."""
     visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
     return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
 
 def segments(pattern: str) -> tuple[str, ...]:
-    """Split a path pattern into segments, with `ANY` for a placeholder and `REST` for ``**``. Raises `ConfigError`."""
+    """Split a pattern; `ANY` is a placeholder, `REST` is ``**``. Raises `ConfigError`."""
     if not pattern.startswith("/"):
         raise ConfigError(f"path {pattern!r:.80} does not begin with '/', {_EXPECTED}")
     parts = pattern.removesuffix("/").split("/")[1:]
@@ -230,7 +225,7 @@ def _expected_instead_of(parts: Iterable[str]) -> str:
 
 
 def _meant(part: str) -> str:
-    """Translate a segment from other frameworks' syntax, and decode escapes."""
+    """Translate other frameworks' syntax, and decode escapes."""
     foreign = _FOREIGN.fullmatch(part)
     if foreign is None:
         return unquote(part)
@@ -239,18 +234,18 @@ def _meant(part: str) -> str:
 
 
 def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """For a router that matches mounts by text prefix."""
+    """For routers that match mounts by prefix."""
     found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
 def with_empty_segments(path: str, root: str = "") -> list[str]:
-    """For a router whose placeholders match empty segments."""
+    """For routers whose placeholders match empty segments."""
     return [f"/{each.lstrip('/')}" for each in dict.fromkeys((below(path, root), path)) if "//" in each or each.endswith("/")]
 
 
 def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
-    """True if ``pattern`` matches every path that ``other`` matches."""
+    """True if ``pattern`` matches all of ``other``."""
     for place, segment in enumerate(pattern):
         if segment == REST:
             return True
@@ -260,7 +255,7 @@ def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None:
-    """Return the intersection of two patterns, None if no path matches both."""
+    """Intersection of two patterns, None if empty."""
     found: list[str] = []
     for place, segment in enumerate(pattern):
         if segment == REST:
@@ -276,9 +271,9 @@ def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None
 
 
 class PathIndex(Generic[T]):
-    """Maps patterns to values. A lookup takes time proportional to the path, not to the number of patterns.
+    """Maps patterns to values. A lookup depends on the path, not on the number of patterns.
 
-    A node of the tree has its literal children, a placeholder child, and the values of patterns that end here or in `REST`.
+    A node has literal children, a placeholder child, and values of patterns that end here or in `REST`.
     """
 
     __slots__ = ("any", "children", "depth", "here", "rest")
@@ -289,10 +284,9 @@ class PathIndex(Generic[T]):
         self.here: list[T] = []
         self.rest: list[T] = []
         self.depth = 0
-        """Segments of the deepest pattern."""
+        """Of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:
-        """``pattern`` is from `segments`."""
         node = self
         self.depth = max(self.depth, len(pattern))
         for segment in pattern:
@@ -308,7 +302,6 @@ class PathIndex(Generic[T]):
         node.here.append(value)
 
     def find(self, path: str) -> list[T]:
-        """Return the values of matching patterns, unordered."""
         nodes, found = [self], []
         if path != "/":
             for segment in path.split("/", self.depth + 1)[1:]:
@@ -352,12 +345,12 @@ def _joined(found: list[str]) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """Return the path below a mount point, or if elsewhere, unchanged like Starlette."""
+    """The path below a mount point; unchanged elsewhere, as in Starlette."""
     return path[len(root) :] if root and _is_below(path, root) else path
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """True if the path has only one interpretation."""
+    """True with only one interpretation."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)
@@ -372,10 +365,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _path_of_url(text: str) -> str:
-    """Return the path of an absolute URL (RFC 9112 section 3.2.2), with a leading slash.
-
-    Accepts any host. Quart parses such URLs.
-    """
+    """Path of an absolute URL (RFC 9112 section 3.2.2) of any host. Quart parses such URLs."""
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")
     if colon and scheme[:1].isalpha() and scheme.isascii() and not scheme.encode().translate(None, _SCHEME_BYTES):

@@ -1,4 +1,4 @@
-"""Refusals that clients of OpenAI and Anthropic understand, for the header styles of these providers. Pure."""
+"""Refusals that clients of OpenAI and Anthropic understand. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from limitgate.limits.decision import Decision
 from limitgate.limits.plan import REQUESTS, wait_us
 
 NEVER = "x-should-retry"
-"""Keeps clients of both from retrying a request that is never admitted."""
+"""Keeps clients from retrying what can't be admitted."""
 
 
 def provider_styles(styles: Iterable[Style]) -> frozenset[str]:
-    """Return the providers among these header styles."""
     return frozenset(style.style if isinstance(style, Renamed) else style for style in styles) & PROVIDERS.keys()
 
 
 def as_provider(refusal: Refusal, decision: Decision, styles: Collection[str]) -> Refusal:
-    """Add the member ``error`` of these providers to a 429's body, and the fields by which their clients retry."""
+    """Add ``error`` to a 429's body, and the fields that clients use to retry."""
     wait = decision.retry_after
     unit = _unit(decision)
     counted = (unit or "usage").replace("_", " ")
@@ -41,7 +40,7 @@ def _advice(wait: float) -> str:
 
 
 def _unit(decision: Decision) -> str:
-    """Return what the refusing limit with the longest wait counts."""
+    """What the limit with the longest wait counts."""
     found: tuple[float, str] = (-1, REQUESTS)
     for charge, states, after in decision.evidence:
         if after is None and charge.enforced and charge.rule == decision.rule:

@@ -22,35 +22,27 @@ RawFields = list[tuple[bytes, bytes]]
 
 
 class Numbers(NamedTuple):
-    """Numbers in a response's rate fields."""
-
     limit: int
-    """Of the tightest window."""
     remaining: int
-    """Whole requests, in the tightest window."""
+    """Whole requests."""
     full_at_us: int
     windows: Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]
-    """Per window, the remaining requests, and µs to wait (None if waiting can't help)."""
+    """Per window: remaining, and µs to wait (None for never)."""
     now_us: int
-    """The store's clock in Unix µs."""
+    """Store clock, Unix µs."""
 
 
 class Renamed(NamedTuple):
-    """A style with renamed fields."""
-
     style: str
     names: tuple[tuple[str, str], ...]
-    """Pairs of old and new name."""
+    """Old and new name."""
 
 
 Style = str | Renamed
 
 
 def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
-    """Rename fields. ``names`` maps standard names, in any case, to new ones.
-
-    Raises `ConfigError` for an unknown field, or a name in use.
-    """
+    """``names`` maps standard names, in any case. Raises `ConfigError` for unknown or used names."""
     styles = tuple(styles)
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
     for name in names:
@@ -77,7 +69,6 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
 
 
 def names_of(styles: Iterable[Style]) -> list[str]:
-    """Return the names of all fields of these styles."""
     found = []
     for style in styles:
         own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
@@ -86,22 +77,19 @@ def names_of(styles: Iterable[Style]) -> list[str]:
 
 
 def without(fields: Iterable[tuple[str, str]], others: Iterable[tuple[str, str]]) -> Fields:
-    """Return ``fields`` except the ``others``."""
     taken = {name.lower() for name, _ in others}
     return [field for field in fields if field[0].lower() not in taken]
 
 
 def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[bytes, bytes]]) -> RawFields:
-    """`without` for raw fields."""
     taken = {bytes(name).lower() for name, _ in others}
     return [field for field in fields if bytes(field[0]).lower() not in taken]
 
 
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """``now`` is the store's clock in Unix µs.
+    """``now`` is Unix µs of the store. Policy names avoid those of other ``rules``.
 
-    Policy names avoid the names of other ``rules``. Shadow rules appear only in styles that name policies, or if no other rule
-    applies.
+    Shadow rules appear only in styles that name policies, or alone.
     """
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
@@ -141,10 +129,7 @@ Writer = Callable[[Numbers], Fields]
 def prepared_fields(
     styles: tuple[Style, ...], buckets: Buckets, rules: frozenset[str], units: tuple[str, ...] | None = None
 ) -> Writer:
-    """Return a cached function that writes the rate fields for these buckets.
-
-    ``units`` is what each window counts; None for requests.
-    """
+    """Return a cached writer of these buckets' fields. ``units`` is None for requests."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = (REQUESTS,) * len(limits) if units is None else units
     counted = tuple([(unit if limit.period else "", limit.burst) for unit, limit in zip(units, limits, strict=True)])
@@ -166,7 +151,6 @@ def _writer(style: Style, buckets: Buckets, rules: frozenset[str], units: Units)
 
 
 def raw(fields: Iterable[tuple[str, str]]) -> RawFields:
-    """Encode fields for ASGI."""
     return [(_RAW_NAMES.get(name) or name.lower().encode(), value.encode()) for name, value in fields]
 
 
@@ -176,13 +160,13 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """``full_at_us`` is in Unix µs, the field in seconds; absent if waiting can't help: for a limit of 0 or a permanent ban."""
+    """``full_at_us`` is Unix µs, the field seconds; absent if waiting can't help."""
     fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
     return fields if limit and full_at_us != _NEVER else fields[:2]
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
-    """`x_ratelimit` as raw fields. Cached, because most numbers repeat."""
+    """The result is cached, because most numbers repeat."""
     reset = -(-full_at_us // SECOND)
     try:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
@@ -198,7 +182,7 @@ def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
 
 
 def full_at(decision: Decision, now: int) -> int:
-    """Return the Unix µs when the tightest window is full again, for `x_ratelimit`."""
+    """Unix µs when the tightest window is full."""
     if decision.reset_after * SECOND > ban.PERMANENT:
         return _NEVER
     return now + floor(decision.reset_after * SECOND + 0.5)  # exact below 2**53 µs (285 years)
@@ -220,7 +204,7 @@ WINDOW_UNITS = ("second", "minute", "hour", "day")
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Two fields per unit of time, for its window with the least remaining."""
+    """Two fields per unit, for its tightest window."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 
@@ -239,7 +223,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Fields of draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4, as RFC 9651 lists, which can't be empty."""
+    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists, never empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}
@@ -260,7 +244,7 @@ def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
-    """Name and parameters of each window's policy. `Rule` ensures names that need no escaping."""
+    """`Rule` ensures names without escapes."""
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
@@ -278,11 +262,11 @@ def _numbered(name: str, taken: AbstractSet[str]) -> str:
 
 
 Units = tuple[tuple[str, int], ...]
-"""What each window counts, and its burst; empty text for a window without a period."""
+"""Per window: unit (empty without a period) and burst."""
 
 
 def _of_provider(style: str, units: Units) -> Writer:
-    """Fields of OpenAI or Anthropic: per unit, of the window with the least remaining."""
+    """OpenAI or Anthropic: each unit's tightest window."""
     names, written = PROVIDERS[style]
 
     def write(numbers: Numbers) -> Fields:
@@ -302,9 +286,9 @@ def _of_provider(style: str, units: Units) -> Writer:
 
 
 def _as_go_prints(us: int, _: int) -> str:
-    """Return a duration such as ``12ms``, ``7.66s`` or ``6m0s``, as Go's ``time.Duration`` prints it, rounded up to ms.
+    """Go's ``time.Duration``, such as ``12ms``, ``7.66s`` or ``6m0s``, rounded up to ms.
 
-    Clients may compute the period from it, so whole seconds would mislead them.
+    Clients may compute the period from it, so whole seconds would mislead.
     """
     ms = -(-us // 1000)
     if 0 < ms < 1000:
@@ -316,13 +300,13 @@ def _as_go_prints(us: int, _: int) -> str:
 
 
 def _as_time(us: int, now_us: int) -> str:
-    """Return a time as in RFC 3339, rounded up."""
+    """Format a time as RFC 3339, rounded up."""
     at = datetime.fromtimestamp(min(-(-(now_us + us) // SECOND), _LATEST), UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _LATEST = 253_402_300_799
-"""Unix time of the last second of the year 9999."""
+"""End of the year 9999."""
 _UNITS = ("requests", "tokens", "input_tokens", "output_tokens")
 PROVIDERS: dict[str, tuple[dict[str, tuple[str, str, str]], Callable[[int, int], str]]] = {
     "openai": (
@@ -344,7 +328,7 @@ PROVIDERS: dict[str, tuple[dict[str, tuple[str, str, str]], Callable[[int, int],
         _as_time,
     ),
 }
-"""By style, the fields of each unit, and how a reset is written."""
+"""By style: fields per unit, and the format of a reset."""
 STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,
@@ -363,5 +347,5 @@ _HAS_MEANING = re.compile(
     "|origin-agent-cluster|permissions-policy|pragma|refer(?:r)?er(?:-policy)?|refresh|retry-after|server|server-timing"
     "|set-cookie|strict-transport-security|te|trailer|transfer-encoding|upgrade|vary|via|warning|www-authenticate"
 )
-"""Fields that HTTP, browsers or servers act on."""
+"""HTTP, browsers or servers act on these."""
 _NAMES_POLICIES = frozenset({"draft-11"})

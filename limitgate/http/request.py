@@ -25,15 +25,15 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Header lines to read; common servers and proxies allow 100, or 32 KB."""
+"""Servers and proxies allow 100, or 32 KB."""
 LONGEST_VALUE = 16_384
-"""Characters of a header in a key."""
+"""Characters, in a key."""
 LONGEST_NAME = 256
-"""Characters of a header name in rules."""
+"""Characters, in rules."""
 LONGEST_QUERY = 65_536
-"""Characters of a query to search beyond `MOST_FIELDS`."""
+"""Characters of a query beyond `MOST_FIELDS`."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
-"""Query fields, and escapes in a value if one is malformed."""
+"""Query fields, and escapes in a malformed value."""
 _NEEDS_ESCAPES = re.compile(r"[^A-Za-z0-9_.~-]|\A\Z")
 _UNPREFIXED = ("CONTENT_TYPE", "CONTENT_LENGTH")
 
@@ -51,7 +51,7 @@ class HeaderNames:
 
 
 class Headers(Mapping[str, str]):
-    """Request headers by case-insensitive name. Repeated headers are joined by ``", "`` (RFC 9110 section 5.3).
+    """Request headers by case-insensitive name; repeated ones are joined by ``", "`` (RFC 9110 section 5.3).
 
     A lookup reads one header, iteration reads all.
     """
@@ -78,14 +78,10 @@ class Headers(Mapping[str, str]):
         return len(self._read())
 
     def have_any(self, names: HeaderNames) -> bool:
-        """True if any of these headers is present."""
         return not names.text.isdisjoint(self._read())
 
     def identity(self, name: str) -> str:
-        """Return a header without surrounding white space, empty if absent.
-
-        Raises `HeadersTooLargeError` beyond `LONGEST_VALUE`.
-        """
+        """A header without white space, empty if absent. Raises `HeadersTooLargeError` beyond `LONGEST_VALUE`."""
         lines = self._raw_lines_of(name)
         if not lines:
             return ""
@@ -94,12 +90,12 @@ class Headers(Mapping[str, str]):
         return self._joined(lines).strip()
 
     def start(self, name: str, most: int) -> str:
-        """Return the first ``most`` characters of a header's first line."""
+        """First ``most`` characters of the first line."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
-        """Return the last ``most`` characters of a header."""
+        """Return the last ``most`` characters."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
@@ -125,8 +121,6 @@ _NAME, _VALUE = itemgetter(0), itemgetter(1)
 
 
 class ASGIHeaders(Headers):
-    """Headers of an ASGI scope."""
-
     __slots__ = ("_lines", "_names")
 
     def __init__(self, lines: Sequence[Sequence[bytes]]) -> None:
@@ -146,13 +140,11 @@ class ASGIHeaders(Headers):
         return [*compress(map(_VALUE, self._lines), map(sought.__eq__, names))]
 
     def have_any(self, names: HeaderNames) -> bool:
-        """See `Headers.have_any`."""
         if self._names is None:
             self._names = self._read_names()
         return not names.raw.isdisjoint(self._names)
 
     def end(self, name: str, most: int) -> str:
-        """See `Headers.end`."""
         names, sought = self._names, name.encode("latin-1", "replace")
         if names is None:
             self._names = names = self._read_names()
@@ -194,17 +186,15 @@ class ASGIHeaders(Headers):
 
 
 def too_many_lines() -> HeadersTooLargeError:
-    """Return the error for more than `MOST_LINES` header lines."""
     return HeadersTooLargeError(f"The request has more than {MOST_LINES:,} header fields.")
 
 
 def value_too_long() -> HeadersTooLargeError:
-    """Return the error for a header longer than `LONGEST_VALUE`."""
     return HeadersTooLargeError(f"A header field that limits go by has more than {LONGEST_VALUE:,} characters.")
 
 
 class TextHeaders(Headers):
-    """Headers already joined by a server or framework."""
+    """Already joined by a server or framework."""
 
     __slots__ = ()
 
@@ -223,8 +213,6 @@ class TextHeaders(Headers):
 
 
 class WSGIHeaders(TextHeaders):
-    """Headers of a WSGI environ."""
-
     __slots__ = ("_environ",)
 
     def __init__(self, environ: Environ) -> None:
@@ -232,7 +220,6 @@ class WSGIHeaders(TextHeaders):
         self._environ = environ
 
     def have_any(self, names: HeaderNames) -> bool:
-        """See `Headers.have_any`. Empty headers count as present."""
         return not self._environ.keys().isdisjoint(names.variables)
 
     def _raw_lines_of(self, name: str) -> Sequence[str]:
@@ -256,7 +243,7 @@ class WSGIHeaders(TextHeaders):
 
 
 class Query(str):
-    """The query string as sent, parsed on first use by ``.get(name)``."""
+    """The query string, parsed on first use."""
 
     __slots__ = ("_end", "_known", "_text")
     _known: dict[str, str | None]
@@ -277,10 +264,9 @@ class Query(str):
     def get(self, name: str, default: None = None) -> str | None: ...
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Return the first value of the parameter ``name``, decoded, or ``default``.
+        """Return the first value of ``name``, decoded, or ``default``.
 
-        Raises `ValueError` if the parameter may be hidden by escapes beyond `MOST_FIELDS`, or if its value has more than
-        `MOST_ESCAPES` escapes and one is malformed.
+        Raises `ValueError` if escapes beyond `MOST_FIELDS` may hide it, or beyond `MOST_ESCAPES` one is malformed.
         """
         if name not in self._known:
             self._known[name] = self._first(name)
@@ -308,7 +294,7 @@ def _end_of_fields(text: str) -> int:
 
 
 def _find_as_written(name: str, text: str, start: int) -> int:
-    """Return the end of an unescaped field name, or -1. Raises `ValueError` if escapes may hide it."""
+    """End of an unescaped name, or -1. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
@@ -330,7 +316,7 @@ def _escaped(character: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Decode like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes if one is malformed."""
+    """Like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes with a malformed one."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
         with suppress(UnicodeDecodeError):  # fails for malformed escapes
@@ -346,7 +332,7 @@ def _raw(name: str) -> bytes:
 
 
 class Wanted(BaseException):
-    """Something must be read first. Not an `Exception`, so that application code doesn't catch it."""
+    """Something must be read first. Not an `Exception`, so application code doesn't catch it."""
 
 
 class UserWanted(Wanted):
@@ -354,7 +340,7 @@ class UserWanted(Wanted):
 
 
 class BodyWanted(Wanted):
-    """The body must be read first. ``compiled_rules`` are the rules that need it, if known."""
+    """The body must be read first, for ``compiled_rules`` if known."""
 
     def __init__(self, compiled_rules: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -408,13 +394,13 @@ class Request:
     """
 
     method: str
-    """In upper case; GET for HEAD and WebSocket handshakes."""
+    """Upper case; GET for HEAD and WebSockets."""
     sent_method: str
-    """As sent, because routers may distinguish HEAD from GET."""
+    """As sent: routers may distinguish HEAD."""
     sent: str
     """Decoded."""
     root: str = ""
-    """The mount point; ``sent`` may include it."""
+    """Mount point, perhaps included in ``sent``."""
     peer: str | None
     """Address of the connection's peer."""
     scope: Scope | None = None
@@ -422,25 +408,25 @@ class Request:
     environ: Environ | None = None
     """None under ASGI."""
     is_outermost: bool = False
-    """True without an outer gate, for HTTP requests of at most `MOST_LINES` header lines."""
+    """HTTP without an outer gate and with at most `MOST_LINES` header lines."""
     awaits: bool = False
     """True on an event loop."""
     caller: Any = None
     """Set after ``identify``."""
     given_limits: dict[int, Any] | None = None
-    """Results of limit callables by rule id."""
+    """By rule id."""
     met: dict[int, bool] | None = None
-    """Results of ``when`` by rule id."""
+    """``when`` by rule id."""
     document: Any = UNREAD
-    """The parsed JSON body, None without one, `UNREAD` before it is read."""
+    """Parsed JSON; None without a body, `UNREAD` before."""
     raw_body: bytes = b""
-    """The body as it was read, for `limitgate.llm.costs`."""
+    """For `limitgate.llm.costs`."""
     estimate: Any = None
-    """Estimated tokens, see `limitgate.llm.costs`; None before they are needed."""
+    """Tokens; None before they are needed."""
     source: Callable[[int], Awaitable[bytes]] | None = None
-    """Reads at most this many bytes of the body, and keeps them for the application. None if `read_body_here` does."""
+    """Reads at most this many bytes, and keeps them for the application."""
     cost: int | None = None
-    """Replaces the cost of every rule, if the request was described with one."""
+    """Replaces every rule's cost in a described request."""
     is_over = False
     _shows_json = False
     resolve_client: Callable[[Request], str | None] | None = None
@@ -450,7 +436,7 @@ class Request:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
-        """Raise `ConfigError`: FastAPI endpoints need FastAPI's own request."""
+        """Raise `ConfigError`: FastAPI endpoints need its own request."""
         raise ConfigError("limitgate.Request is the request of rules and identify, expected fastapi.Request in an endpoint")
 
     @cached_property
@@ -460,7 +446,6 @@ class Request:
 
     @property
     def headers(self) -> Headers:
-        """The request's headers."""
         return self.opened_headers()
 
     @property
@@ -469,14 +454,14 @@ class Request:
         return self.resolved_client()
 
     def opened_headers(self) -> Headers:
-        """`headers`, three times as fast as the property."""
+        """`headers`, three times as fast."""
         headers = self._headers
         if headers is None:
             self._headers = headers = self._open_headers()
         return headers
 
     def resolved_client(self) -> str | None:
-        """`client`, three times as fast as the property."""
+        """`client`, three times as fast."""
         resolve = self.resolve_client
         if resolve is not None:
             self._client = resolve(self)
@@ -485,13 +470,13 @@ class Request:
 
     @property
     def json(self) -> Any:
-        """The parsed JSON body, None without one. Raises `ConfigError` unless the rule has the option ``body``."""
+        """The parsed JSON body, None without one. Raises `ConfigError` without the option ``body``."""
         if not self._shows_json:
             raise ConfigError("request.json is for callables of rules that ask for the body, expected body=True on the rule")
         return self.document
 
     def with_json(self) -> Self:
-        """Return the request for a callable of a rule with ``body``. Raises `BodyWanted` if it has not been read."""
+        """For callables of a rule with ``body``. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         shown = object.__new__(type(self))
@@ -499,13 +484,13 @@ class Request:
         return shown
 
     def json_text(self, tokens: tuple[str, ...]) -> str | None:
-        """Return the text that a JSON pointer refers to. Raises `BodyWanted` if the body has not been read."""
+        """Text at a JSON pointer. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         return text_at(self.document, tokens)
 
     async def read_body(self, most: int) -> None:
-        """Read the body of at most ``most`` bytes for `json`. Raises `BodyError`; the document is then None."""
+        """Read at most ``most`` bytes for `json`. Raises `BodyError`; `json` is then None."""
         try:
             self.raw_body = await self._read_body(most) if self._has_body(most) else b""
             self.document = parsed(self.raw_body)
@@ -514,7 +499,7 @@ class Request:
             raise
 
     def read_body_here(self, most: int) -> None:
-        """`read_body` in a thread that may block."""
+        """`read_body` in a thread."""
         try:
             self.raw_body = self._read_body_here(most) if self._has_body(most) else b""
             self.document = parsed(self.raw_body)
@@ -539,11 +524,11 @@ class Request:
 
     @property
     def reads_here(self) -> bool:
-        """True if the body is read by `read_body_here`, False if by `read_body`."""
+        """True if `read_body_here` reads the body."""
         return self.environ is not None
 
     def open_settlement(self) -> FinalCosts:
-        """Return the final costs from `limitgate.Decision.settle`, created on first use. Thread-safe."""
+        """Final costs for `limitgate.Decision.settle`, created on first use. Thread-safe."""
         settlement: FinalCosts = self.__dict__.setdefault("settlement", FinalCosts())
         if self.is_over:
             settlement.is_over = True
@@ -551,12 +536,12 @@ class Request:
 
     @property
     def method_class(self) -> str:
-        """The method, or ``other`` if HTTP doesn't define it, so that invented methods share a bucket."""
+        """The method, or ``other`` if invented, so that these share a bucket."""
         return self.method if self.method in _METHODS else "other"
 
     @property
     def has_too_many_lines(self) -> bool:
-        """Except under WSGI, whose servers join lines."""
+        """True for too many header lines. WSGI servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -573,7 +558,6 @@ class Request:
 
     @property
     def is_websocket(self) -> bool:
-        """True for a WebSocket handshake."""
         return self.scope is not None and self.scope.get("type") == "websocket"
 
     @property
@@ -583,22 +567,18 @@ class Request:
 
     @cached_property
     def query(self) -> Query:
-        """The query string."""
         raise NotImplementedError
 
     @property
     def user(self) -> Any:
-        """The user from an outer authentication layer.
-
-        Raises `UserWanted` if `find_user` must run first.
-        """
+        """The authenticated user. Raises `UserWanted` before `find_user`."""
         raise NotImplementedError
 
     async def find_user(self) -> None:
-        """Load the user for `user`, if this requires ``await``."""
+        """Load `user` if that needs ``await``."""
 
     def find_user_here(self) -> None:
-        """`find_user` in a thread that may block."""
+        """`find_user` in a thread."""
 
     def _open_headers(self) -> Headers:
         return TextHeaders(self._read_headers())
@@ -632,7 +612,6 @@ class ASGIRequest(Request):
 
     @cached_property
     def query(self) -> Query:
-        """See `Request.query`."""
         return Query(self.scope.get("query_string", b"").decode("latin-1"))
 
     @property
@@ -661,12 +640,11 @@ class WSGIRequest(Request):
 
     @cached_property
     def query(self) -> Query:
-        """See `Request.query`."""
         return Query(self.environ.get("QUERY_STRING", ""))
 
     @property
     def user(self) -> Any:
-        """``REMOTE_USER``, from the server or an authentication layer."""
+        """``REMOTE_USER``."""
         return self.environ.get("REMOTE_USER") or None
 
     def _open_headers(self) -> Headers:
@@ -682,7 +660,7 @@ def _method(method: str) -> str:
 
 
 def _text(native: str) -> str:
-    """Decode a WSGI native string, UTF-8 in latin-1; other text stays as it is."""
+    """Decode UTF-8 in latin-1; other text stays."""
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:
@@ -690,7 +668,7 @@ def _text(native: str) -> str:
 
 
 class DescribedRequest(Request):
-    """A request from its parts: decoded ``path``, ``headers`` by lower-case name, address of the ``peer``, ``user``."""
+    """From decoded ``path``, ``headers`` by lower-case name, ``peer`` and ``user``."""
 
     is_outermost = True
     document: Any = None
@@ -714,12 +692,10 @@ class DescribedRequest(Request):
 
     @cached_property
     def query(self) -> Query:
-        """Empty: rules in files don't use the query."""
         return Query("")
 
     @property
     def user(self) -> Any:
-        """See `Request.user`."""
         return self._user
 
     def _read_headers(self) -> dict[str, str]:
@@ -728,18 +704,17 @@ class DescribedRequest(Request):
 
 REQUEST_START = "x-request-start"
 OLDEST_START_S = 60.0
-"""Maximum plausible wait in seconds; servers and proxies time out earlier."""
+"""Longer waits aren't plausible: servers time out earlier."""
 _LONGEST_TIME = 64
-"""Characters of the header read, from the right."""
+"""Characters, from the right."""
 _REQUEST_START = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
 _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def waited_s(request: Request, now: float) -> float | None:
-    """Return the seconds from the proxy's time until ``now`` (Unix time in s); None without a plausible time.
+    """Return the seconds since a proxy's time, at ``now`` (Unix s); None if implausible.
 
-    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) with or without ``t=``, in s, ms (Heroku), µs (Apache: ``t=%t``) or ns;
-    of several times the last.
+    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) in s, ms (Heroku), µs (Apache: ``t=%t``) or ns; the last of several.
     """
     match = _REQUEST_START.fullmatch(request.headers.end(REQUEST_START, _LONGEST_TIME).rpartition(",")[2])
     if match is None:

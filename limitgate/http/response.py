@@ -1,4 +1,4 @@
-"""Responses of the gate: 403, 429, 503, and those for requests that cannot be read; and the ids of refusals. Pure."""
+"""The gate's responses and the ids of refusals. Pure."""
 
 from __future__ import annotations
 
@@ -14,38 +14,36 @@ from typing import NamedTuple
 from limitgate.http.rate_fields import Fields, RawFields, raw
 
 LENGTH = 32
-"""Base64url (RFC 4648 section 5) of 24 bytes."""
+"""Base64url of 24 bytes."""
 URN = "urn:limitgate:refusal:"
-"""For ``instance`` of a problem (RFC 9457 section 3.1.5)."""
+"""``instance`` of a problem (RFC 9457 section 3.1.5)."""
 
 _DIGITS = 32
-"""Hex digits at the end of a bucket's key."""
+"""Hex digits at the end of a key."""
 _TICK = 10_000
-"""Resolution in µs. Five bytes last until the year 2318."""
+"""µs. Five bytes last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
 _LEFT, _RIGHT = 9, 10
-"""Bytes of the halves, which hold 3 bytes of the rule's tag and 16 of the bucket's digest."""
+"""Bytes of the halves: 3 of the rule's tag, 16 of the bucket's digest."""
 
 
 class RefusalId(NamedTuple):
-    """32 characters for the time, the rule and the bucket.
+    """32 characters for time, rule and bucket.
 
-    You can read an id as long as you have the rules and the key; without the key, it reveals only the time. It does not prove
-    a refusal, because it can be forged.
+    Without the key, an id reveals only the time. It can be forged, so proves nothing.
     """
 
     at: float
-    """Unix time in seconds by the store's clock."""
+    """Unix seconds of the store."""
     tag: bytes
     digest: str
-    """32 hex digits."""
 
 
 class RefusalKey:
     """A key of 32 bytes that encrypts ids.
 
-    It uses a four-round Feistel network (Luby and Rackoff 1988) with keyed BLAKE2b and the time as its tweak. Unlike with a
-    stream cipher, two ids of the same time reveal nothing by their XOR.
+    Uses a four-round Feistel network (Luby and Rackoff 1988) with keyed BLAKE2b and the time as tweak: unlike with a stream
+    cipher, the XOR of two ids reveals nothing.
     """
 
     __slots__ = ("_pairs", "key")
@@ -57,15 +55,15 @@ class RefusalKey:
             for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))
         ]
         self._pairs = (rounds[0], rounds[1]), (rounds[2], rounds[3])
-        """Each pair changes the left half, then the right half."""
+        """Each pair mixes left, then right."""
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
-        """Derive a key from a ``secret`` of 16 to 64 bytes."""
+        """From a ``secret`` of 16 to 64 bytes."""
         return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
 
     def write(self, now: int, rule: str | None, key: str) -> bytes:
-        """Return the id of a refusal at ``now``, Unix µs. ``key`` is the bucket's key without suffix."""
+        """Return an id at ``now``, Unix µs. ``key`` has no suffix."""
         time = (now // _TICK).to_bytes(5, "big")
         block = tag_of(rule) + unhexlify(key[-_DIGITS:])
         left, right = block[:_LEFT], block[_LEFT:]
@@ -79,10 +77,7 @@ class RefusalKey:
         return b2a_base64(time + left + right, newline=False).translate(_TO_URL)
 
     def read(self, text: str) -> RefusalId:
-        """Decrypt an id, with or without `URN`. With a wrong key, only the time is correct.
-
-        Raises `ValueError` for other text.
-        """
+        """Decrypt an id, with or without `URN`. A wrong key yields the right time only. Raises `ValueError`."""
         named = _bytes_of(text)
         time, left, right = named[:5], named[5 : 5 + _LEFT], named[5 + _LEFT :]
         for to_left, to_right in reversed(self._pairs):
@@ -96,7 +91,7 @@ class RefusalKey:
 
 
 def time_of(text: str) -> float:
-    """Return the Unix time of an id in seconds. Raises `ValueError` for other text."""
+    """Return the Unix time of an id in seconds. Raises `ValueError`."""
     return int.from_bytes(_bytes_of(text)[:5], "big") * _TICK / 1e6
 
 
@@ -110,7 +105,7 @@ def _bytes_of(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tag_of(rule: str | None) -> bytes:
-    """Return three bytes for a rule. One in 34 sets of a thousand rules has a collision."""
+    """Three bytes per rule. One in 34 sets of a thousand rules collides."""
     return blake2b((rule or "").encode(), digest_size=3).digest()
 
 
@@ -119,14 +114,12 @@ _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 _WAITING = frozenset({"Retry-After", "retry-after-ms", "x-should-retry"})
 UNREAD_BODY = frozenset({400, 408, 411, 413})
-"""Statuses for a `limitgate.errors.BodyError`."""
+"""For `limitgate.errors.BodyError`."""
 _TRY_AGAIN_LATER = 1013
 _POLICY_VIOLATION = 1008
 
 
 class Refusal(NamedTuple):
-    """A response of the gate."""
-
     status: int
     fields: Fields
     raw: RawFields
@@ -136,12 +129,11 @@ class Refusal(NamedTuple):
 
     @property
     def waiting(self) -> Fields:
-        """The ``Retry-After`` field, if any, and those of providers with the same meaning."""
+        """``Retry-After``, if any, and providers' equivalents."""
         return [field for field in self.fields if field[0] in _WAITING]
 
     @property
     def reason(self) -> str:
-        """Reason phrase of the status."""
         return HTTPStatus(self.status).phrase
 
     @property
@@ -151,10 +143,11 @@ class Refusal(NamedTuple):
 
 
 def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes, *, is_permanent_ban: bool = False) -> Refusal:
-    """Return the 429 (RFC 6585 section 4) with a problem body (RFC 9457, draft-ietf-httpapi-ratelimit-headers-11).
+    """The 429 (RFC 6585 section 4) with a problem body (RFC 9457, draft-ietf-httpapi-ratelimit-headers-11).
 
-    ``Retry-After`` is ``wait`` in whole seconds, at least 1 (RFC 9110 section 10.2.3), and absent if waiting can't help.
-    ``name`` is the refusal id.
+    ``Retry-After`` is ``wait`` in whole seconds, at least 1 (RFC 9110 section 10.2.3); absent if waiting can't help. ``name``
+    is
+    the id.
     """
     common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)), is_permanent_ban)
     status, fields, raw_fields, _, detail, _ = common
@@ -171,7 +164,7 @@ def _refusal(
     wait: int | None,
     is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
 ) -> tuple[Refusal, bytes, bytes]:
-    """Return the body before and after the id. Cached, because refused clients often retry immediately."""
+    """The result is cached, because refused clients often retry."""
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
@@ -184,7 +177,7 @@ def _refusal(
 
 @cache
 def forbidden() -> Refusal:
-    """Return the 403 of a deny rule, with problem type ``about:blank`` (RFC 9457 section 4.2.1)."""
+    """403 of a deny rule, type ``about:blank`` (RFC 9457 section 4.2.1)."""
     return _problem(403, "Forbidden", "This request is not permitted.", [], type="about:blank")
 
 
@@ -196,7 +189,7 @@ def headers_too_large(detail: str) -> Refusal:
 
 @cache
 def body_unread(status: int, detail: str) -> Refusal:
-    """Return the response for a `limitgate.errors.BodyError`: 400, 408, 411 or 413."""
+    """Return the 400, 408, 411 or 413 of a `BodyError`."""
     # Its name before RFC 9110 depends on the version of Python.
     title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
     return _problem(status, title, detail, [], type="about:blank")

@@ -1,4 +1,4 @@
-"""Adaptive concurrency limits around blocks of work or functions: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
+"""Adaptive limits around blocks or functions: `AsyncLimiter.adaptive` and `Limiter.adaptive`."""
 
 from __future__ import annotations
 
@@ -37,33 +37,27 @@ class AdaptiveOptions(TypedDict, total=False):
     """Options of an adaptive limit around work."""
 
     min: int
-    """Lower bound of the limit, in blocks in flight: 1 or more. Default: 4."""
+    """Lower bound, in blocks in flight: 1 or more. Default: 4."""
     max: int
-    """Upper bound of the limit, in blocks in flight: up to 100,000. Default: 200."""
+    """Upper bound, in blocks in flight: up to 100,000. Default: 200."""
     tolerance: float
-    """Acceptable time of a block as a multiple of its time without queueing: above 1, up to 10. Default: 2.0."""
+    """Acceptable multiple of a block's time without queueing: above 1, up to 10. Default: 2.0."""
     delay: Duration
-    """Queueing time in seconds that is acceptable for blocks of any length, or text such as ``20ms``: above 0, up to 10.
-    Default: 0.02.
-    """
+    """Acceptable queueing time, seconds or ``20ms``: above 0, up to 10. Default: 0.02."""
     max_delay: Duration
-    """Seconds that a block may wait for a permit, or text such as ``50ms``: up to 60. Default: 0, refuse immediately."""
+    """Longest wait for a permit, seconds or ``50ms``: up to 60. Default: 0, refuse at once."""
     reserve: float | str | None
-    """Share of the limit that is reserved for high priority; twice that share is reserved for high and normal: ``20%`` or 0.2,
-    above 0, up to 49 %. Default: none.
-    """
+    """Share reserved for high priority; twice that for high and normal: ``20%`` or 0.2, up to 49 %. Default: none."""
 
 
 class WorkOptions(NamedTuple):
-    """Validated `AdaptiveOptions`."""
-
     adaptive: Adaptive
     max_delay: float
     reserve: Fraction | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkOptions:
-        """Raises one `ConfigError` that reports all errors."""
+        """Raises one `ConfigError` with all errors."""
         bounds = {name: value for name, value in given.items() if name in _BOUNDS}
         known = list(AdaptiveOptions.__annotations__)
         mistakes = [
@@ -101,13 +95,13 @@ class WorkDecision(Decision):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The limit on blocks in flight, with a period of 0. ``used`` includes permits reserved for higher priorities."""
+        """The limit on blocks in flight, with period 0. ``used`` includes reserved permits."""
         used = self.limit - self.remaining
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
 
 class Work(Unpicklable, ConcurrencyLimiter):
-    """Work under an adaptive limit, in blocks that begin and end in threads or tasks."""
+    """Blocks of work under an adaptive limit."""
 
     made_by = "limiter.adaptive(...)"
 
@@ -118,11 +112,11 @@ class Work(Unpicklable, ConcurrencyLimiter):
         super().__init__(Terms(*options), clock)
 
     def reset_after_fork(self) -> None:
-        """Blocks that began in the parent process end without effect in the child."""
+        """The parent's blocks end without effect in the child."""
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """By thread or task, innermost last; None for a block that isn't limited."""
+        """By thread or task, innermost last; None if unlimited."""
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread. Raises `RateLimited`."""
@@ -159,7 +153,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(NORMAL)
 
     def exit(self, owner: Hashable, error: BaseException | None) -> None:
-        """End the innermost block of a thread or task."""
+        """End the owner's innermost block."""
         outcome = _outcome(error)
         # A GeneratorExit may come from the garbage collector, where taking the lock can deadlock.
         if isinstance(error, GeneratorExit):
@@ -190,10 +184,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(permit.priority, delay)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
-        """End the innermost block of an owner.
-
-        A generator may end its block elsewhere. Then any other block ends in its place, which keeps the counts correct.
-        """
+        """End an owner's innermost block. A generator may end its block elsewhere, so any other block ends then."""
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
         blocks = self._blocks.get(owner)
@@ -217,7 +208,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
 
 
 def _outcome(error: BaseException | None) -> Outcome:
-    """The duration is a sample only without an error."""
+    """Only success gives a sample."""
     if error is None:
         return "ok"
     return "failed" if isinstance(error, TimeoutError | ConnectionError | asyncio.CancelledError) else "untaught"
@@ -230,7 +221,6 @@ class _Around:
 
     @property
     def name(self) -> str:
-        """Name of the work."""
         return self._work.name
 
     @property
@@ -249,7 +239,6 @@ class _Around:
         return self._work.limit.waiting
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` for different options."""
         if given and WorkOptions.of(given) != self._work.options:
             raise ConfigError(
                 f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
@@ -257,10 +246,10 @@ class _Around:
 
 
 class AsyncAdaptiveWork(_Around):
-    """Work on asyncio under an adaptive limit, from `AsyncLimiter.adaptive`. Tasks and event loops can share it."""
+    """Work on asyncio, from `AsyncLimiter.adaptive`. Tasks and event loops can share it."""
 
     def with_priority(self, priority: Priority) -> AsyncAdaptiveWork:
-        """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
+        """Return the same work for ``high``, ``normal`` or ``low`` priority."""
         return AsyncAdaptiveWork(self._work, _checked(priority))
 
     async def __aenter__(self) -> Decision:
@@ -286,10 +275,10 @@ class AsyncAdaptiveWork(_Around):
 
 
 class AdaptiveWork(_Around):
-    """Work in threads under an adaptive limit, from `Limiter.adaptive`. Threads can share it."""
+    """Work in threads, from `Limiter.adaptive`. Threads can share it."""
 
     def with_priority(self, priority: Priority) -> AdaptiveWork:
-        """Return the same work for blocks of this priority: ``high``, ``normal`` or ``low``."""
+        """Return the same work for ``high``, ``normal`` or ``low`` priority."""
         return AdaptiveWork(self._work, _checked(priority))
 
     def __enter__(self) -> Decision:
@@ -316,7 +305,7 @@ A = TypeVar("A", bound=_Around)
 
 
 def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, given: Mapping[str, Any]) -> A:
-    """Return the work with this name, creating it if needed. Raises `ConfigError`."""
+    """Create the work with this name if needed. Raises `ConfigError`."""
     if not isinstance(name, str) or not name:
         raise ConfigError(f"adaptive: {name!r:.80} is no name, expected text that is not empty, such as 'db'")
     found = known.get(name)
@@ -333,11 +322,10 @@ def _checked(priority: object) -> Any:
 
 
 KeyOf = str | Callable[..., str] | None
-"""Of a function's calls: text, or a callable that takes the arguments of the call."""
+"""Text, or a callable with the call's arguments."""
 
 
 def check_plain(function: object) -> None:
-    """Raise `TypeError` unless a `Limiter` can call the function."""
     if is_async(function):
         raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
     if isclass(function):
@@ -348,25 +336,22 @@ def check_plain(function: object) -> None:
 
 
 def check_async(function: object) -> None:
-    """Raise `TypeError` unless an `AsyncLimiter` can await the function."""
     if not is_async(function):
         raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
 
 
 def check_key_of(key: object) -> None:
-    """Raise `TypeError` unless this can be the key of a function's calls."""
     if not (key is None or isinstance(key, str) or callable(key)):
         raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
 
 
 def check_named(function: object, key: KeyOf) -> None:
-    """Raise `TypeError` if neither a key nor the function's name identifies its calls."""
     if key is None and not hasattr(function, "__qualname__"):
         raise TypeError(f"{function!r:.80} has no name to count by, expected key='...'")
 
 
 def key_of(key: KeyOf, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key of a call. Raises `TypeError` if the key isn't text."""
+    """Raises `TypeError` if the key isn't text."""
     if key is None:
         return f"{function.__module__}.{function.__qualname__}"
     return key(*args, **kwargs) if callable(key) else key

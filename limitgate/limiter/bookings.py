@@ -1,4 +1,4 @@
-"""Charges of a limiter that are booked or not settled yet, and what refunds of earlier charges change for them."""
+"""Booked or unsettled charges of a limiter, and the effect of earlier refunds."""
 
 from __future__ import annotations
 
@@ -15,54 +15,45 @@ from limitgate.limits.returned import Returned
 from limitgate.process.forking import reset_in_children
 
 _RECENT = 256
-"""Refunds to remember for bookings whose replies are still in flight."""
+"""Refunds for bookings with replies in flight."""
 
 
 class Unsettled(Protocol):
-    """A charge that can still be corrected."""
-
     keys: frozenset[str]
-    """Keys of its buckets."""
 
     def lower(self, returned: Sequence[Returned]) -> None:
         """Take note that earlier charges have been refunded."""
 
 
 class Bookings:
-    """Tells waiting and unsettled charges about refunds.
-
-    So turns move up, and each refund is as exact as if the charges refunded before had never been made.
-    """
+    """Tells waiting and unsettled charges about refunds, so that turns move up and refunds stay exact."""
 
     def __init__(self, queues: WaitQueues | Sleepers) -> None:
         self.queues = queues
         self.reset_after_fork()
         reset_in_children(self)
         self._unsettled: dict[str, dict[int, weakref.ref[Unsettled]]] = {}
-        """By bucket key and id of the object. A charge that is never settled goes with its reservation."""
+        """By bucket key and object id; weak, for charges never settled."""
         self._recent: deque[tuple[int, Returned]] = deque(maxlen=_RECENT)
 
     def reset_after_fork(self) -> None:
-        """Replace a lock that another thread of the parent may hold."""
         self.lock = RLock()
-        """While it is held, no refund is noted: a new turn must hear of each refund once."""
+        """Held so that a new turn learns of each refund once."""
 
     def __len__(self) -> int:
         return len({number for known in list(self._unsettled.values()) for number in list(known)})
 
     def add(self, charge: Unsettled) -> None:
-        """Tell a charge about refunds until it is removed or garbage collected."""
         number, keys = id(charge), charge.keys
         reference = weakref.ref(charge, lambda _: self._forget(number, keys))
         for key in keys:
             self._unsettled.setdefault(key, {})[number] = reference
 
     def remove(self, charge: Unsettled) -> None:
-        """Forget a charge that is settled."""
         self._forget(id(charge), charge.keys)
 
     def _forget(self, number: int, keys: Iterable[str]) -> None:
-        """Takes no lock, because the garbage collector may call this at any time."""
+        """Takes no lock: the garbage collector may call this."""
         for key in keys:
             known = self._unsettled.get(key)
             if known is not None:
@@ -71,7 +62,7 @@ class Bookings:
                     self._unsettled.pop(key, None)
 
     def note(self, returned: Sequence[Returned], now: int) -> None:
-        """Note what a refund has returned at ``now``, the store's clock in Unix µs."""
+        """Note a refund at ``now``, Unix µs."""
         if returned:
             with self.lock:
                 self._note(returned, now)
@@ -86,7 +77,7 @@ class Bookings:
         self.queues.move_up(returned)
 
     def caught_up(self, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
-        """Return new receipts after the refunds that were noted while their reply was in flight."""
+        """Adjust new receipts to refunds noted while their reply was in flight."""
         return tuple([lowered(each, self._since(each.reading.now)) for each in receipts])
 
     def _since(self, now: int) -> list[Returned]:
@@ -98,5 +89,4 @@ class Bookings:
         return since
 
     def caught_up_turn(self, turn: Turn) -> Turn:
-        """`caught_up` for a new turn."""
         return moved_up(turn, self.caught_up(turn.charged))

@@ -1,7 +1,7 @@
-"""Texts about budgets of language models that processes keep for each other in the store.
+"""Texts about budgets that processes keep for each other in the store.
 
-A key has a text with its limits, with what the provider has said last, and with a row of each process: how many requests wait,
-and what is reserved. An index lists the keys. Both are deleted after `LASTS` seconds without a change.
+A key's text has its limits, the provider's last answer, and a row per process with waiting requests and reservations. An index
+lists the keys. Both are deleted after `LASTS` seconds without a change.
 """
 
 # ruff: noqa: SLF001 - a part of the limiter
@@ -24,24 +24,22 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 
 LASTS = 86_400.0
 MOST_KEYS = 1_000
-"""Keys in the index. The one that was used least recently is dropped."""
+"""In the index; the least recently used key is dropped."""
 MOST_ROWS = 500
-"""Processes of a key. The one that wrote least recently is dropped."""
+"""Processes per key; the least recent writer is dropped."""
 PER_SECOND = 20
-"""Processes of a key that write in a second."""
+"""Writing processes per key and second."""
 LEAST_S = 1.0
-"""Shortest time between two texts of a process about a key."""
+"""Seconds between texts of a process about a key."""
 _LONGEST = 600
-"""Characters of a key in the index."""
+"""Characters."""
 _TRIES = 3
 _BEATS = 4
-"""A process that has missed this many texts is gone."""
+"""Missed texts until a process is gone."""
 _INDEX_LASTS = 30 * LASTS
 
 
 class Said(NamedTuple):
-    """What a provider has said about one limit."""
-
     kind: str
     period: int | None
     """Seconds."""
@@ -52,67 +50,58 @@ class Said(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One process and key. Seconds and µs are of the store's clock."""
+    """A process and key. Times are the store's."""
 
     at: int = 0
-    """Unix µs of writing."""
+    """Unix µs."""
     lasts: float = 0.0
-    """Seconds until the process has written again, or is gone."""
+    """Seconds until the next text, or the process is gone."""
     waiting: int = 0
     held: int = 0
-    """Reservations."""
     reserved: Sequence[int] = ()
-    """Sum of each limit's reservations."""
+    """Per limit."""
     tenants: Mapping[str, int] = {}
-    """Waiting requests by masked tenant, if there are several."""
+    """Waiting requests by masked tenant."""
 
 
 class Report(NamedTuple):
-    """What a process reports about a key."""
-
     name: str
-    """The key, or its first and last characters if it may be secret."""
+    """The key, shortened if it may be secret."""
     is_full: bool
-    """True if the name is the key."""
     limits: Sequence[tuple[str, Limit]]
-    """With what each counts."""
+    """With their units."""
     row: Row
     said: Sequence[Said] = ()
-    """What the provider has just said; empty if nothing is new."""
+    """The provider's latest limits."""
 
 
 class Budget(NamedTuple):
-    """State of a budget in the store."""
-
     limits: Sequence[tuple[str, Limit]]
     said: Sequence[Said]
     said_at: int
-    """Unix µs by the store's clock."""
+    """Unix µs of the store."""
     rows: Mapping[str, Row]
     decision: Decision
     held: int
-    """Reservations that the store holds, those of processes that have ended included."""
+    """In the store, with ended processes."""
     now: int
-    """Unix µs by the store's clock."""
+    """Unix µs of the store."""
 
     @property
     def live(self) -> list[Row]:
-        """Rows of processes that are alive."""
         return [row for row in self.rows.values() if -row.lasts * SECOND < self.now - row.at < row.lasts * SECOND]
 
 
 def stated_limits(limiter: Operations, key: str) -> ConfigFlow[Configuration | None]:
-    """Return the limits that a provider has stated for a key, with what each counts."""
     return limiter._reading(f"{key} told")
 
 
 def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds: Sequence[str]) -> ConfigFlow[Any]:
-    """Keep the limits that a provider has stated for a key."""
     return limiter._configuring(f"{key} told", limits, per_process=False, replace=True, kinds=kinds)
 
 
 def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
-    """Keep a report about a key; return the seconds after which the next one may follow. Raises `StoreError`."""
+    """Keep a report; return the seconds until the next one. Raises `StoreError`."""
     # For the store's clock, as those of processes differ.
     reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
     wait, now, place = LEAST_S, reading.now, _place(limiter, key)
@@ -138,7 +127,7 @@ def reporting(limiter: Operations, key: str, process: str, report: Report) -> Co
 
 
 def listing(limiter: Operations, key: str, report: Report) -> ConfigFlow[None]:
-    """Add a key to the index, unless it is among its latest. Raises `StoreError`."""
+    """Add a key to the index. Raises `StoreError`."""
     index, place = _index(limiter), _place(limiter, key)
     for _ in range(_TRIES):
         stored: StoredConfig = yield ConfigRequest(index), limiter._timeout
@@ -153,7 +142,7 @@ def listing(limiter: Operations, key: str, report: Report) -> ConfigFlow[None]:
 
 
 def names(limiter: Operations) -> ConfigFlow[list[str]]:
-    """Return the names of the keys in the store, those of keys first. Raises `StoreError`."""
+    """Names in the store, those of keys first. Raises `StoreError`."""
     stored: StoredConfig = yield ConfigRequest(_index(limiter)), limiter._timeout
     full: list[str] = []
     other: list[str] = []
@@ -166,13 +155,12 @@ def names(limiter: Operations) -> ConfigFlow[list[str]]:
 
 
 def matching(wanted: str, listed: Iterable[str]) -> list[str]:
-    """Return the names that have every word of a text, in which ``*`` stands for anything."""
+    """Names with all words of a text; ``*`` is a wildcard."""
     words = wanted.split()
     return [name for name in listed if all(any(fnmatchcase(part, word) for part in name.split()) for word in words)]
 
 
 def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
-    """Return the state of the budget of a key; None if the store has none. Raises `StoreError`."""
     stored: StoredConfig = yield ConfigRequest(_place(limiter, key)), limiter._timeout
     kept = _parsed(stored.text)
     limits = _limits(kept)
@@ -196,7 +184,7 @@ def _index(limiter: Operations) -> str:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    """Return the object in a text; empty if it has none, as in a text that is not LimitGate's."""
+    """Empty for text that LimitGate didn't write."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

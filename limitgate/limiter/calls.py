@@ -1,4 +1,4 @@
-"""Runs the operations of a limiter on its store, and waits for booked turns."""
+"""Runs a limiter's operations on its store, and waits for turns."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from limitgate.stores import AsyncStore, SyncStore
 
 T = TypeVar("T")
 LOOK_AGAIN = 1.0
-"""Polling interval of a ban in seconds, because it can be lifted early."""
+"""Seconds between polls of a ban."""
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:
-    """``began`` is in monotonic seconds. None is unbounded."""
+    """``began`` is monotonic. None: unbounded."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
     return max(0.0, timeout - (waiting.monotonic() - began))
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:
-    """Seconds until the next attempt to book a turn; 0 if a turn was granted or the timeout is too short."""
+    """Seconds until the next attempt; 0 if granted or out of time."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
     waits = [wait_us(charge, states) for charge, states in refused]
     if decision.allowed or not waits:
@@ -49,8 +49,6 @@ def ask_again_in(decision: Decision, left: float | None) -> float:
 
 
 class AsyncCalls(Operations):
-    """Calls of an async store."""
-
     def _use(self, store: AsyncStore) -> None:
         self._store: AsyncStore = store
         self._takes_plain = takes_plain(store)
@@ -65,7 +63,7 @@ class AsyncCalls(Operations):
     async def _await_chance(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
-        """Wait for a turn, also if a ban ends before. Return the refusal if the timeout is too short."""
+        """Wait for a turn or the end of a ban. Return the refusal if time is short."""
         began, left = waiting.monotonic(), timeout
         while True:
             operation = await self._await_turn(key, limits, cost, left, held_us, settles=settles)
@@ -79,7 +77,7 @@ class AsyncCalls(Operations):
     async def _await_turn(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
-        """Book a turn and wait for it. If the charge ``settles`` later, it follows refunds of earlier ones from now on."""
+        """Book and await a turn, following earlier refunds if it ``settles`` later."""
         asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout, held_us)))
         try:
@@ -111,7 +109,7 @@ class AsyncCalls(Operations):
         return operation
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
-        """Refund a booking when its pending reply arrives."""
+        """Refund a booking when its reply arrives."""
         with suppress(LimitGateError):
             operation, charged, turn = await task
             if operation.decision.allowed:
@@ -130,15 +128,13 @@ class AsyncCalls(Operations):
             raise
 
     async def _undo_hold(self, task: asyncio.Future[None], operation: ChargedOperation) -> None:
-        """Refund a charge when the pending reply to its registration arrives."""
+        """Refund a charge when the reply to its registration arrives."""
         with suppress(LimitGateError):
             await task
         await self._arun(operation.undoing())
 
 
 class Calls(Operations):
-    """Calls of a sync store."""
-
     def _use(self, store: SyncStore) -> None:
         self._store: SyncStore = store
         self._takes_plain = takes_plain(store)
@@ -189,5 +185,5 @@ class Calls(Operations):
 
 
 def carry_out(limiter: AsyncCalls | Calls, flow: ConfigFlow[Any]) -> Any:
-    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
+    """Run a flow on a limiter's store; return the result or an awaitable."""
     return limiter._arun(flow) if isinstance(limiter, AsyncCalls) else limiter._run(flow)  # noqa: SLF001 - same module

@@ -1,4 +1,4 @@
-"""Plans of reservations that are given back unless they are settled in time, see `limitgate.algorithms.holds`."""
+"""Plans of reservations with a hold, see `limitgate.algorithms.holds`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ class NotHeldError(StoreError):
 
 
 LONGEST = 366 * 86_400
-"""Seconds of the longest hold."""
+"""Seconds."""
 _HOLDS = Bucket((kept_as("holds"),))
 
 Made = Sequence[tuple[Plan, Reading]]
-"""Plans whose charges were made, with their readings."""
 
 
 def hold_us(hold: Duration | None) -> int:
-    """Return a hold in µs, 0 for none. Raises `ConfigError` or `ValueError`."""
+    """µs, 0 for none. Raises `ConfigError` or `ValueError`."""
     if hold is None:
         return 0
     seconds = as_seconds(hold, "hold")
@@ -35,7 +34,7 @@ def hold_us(hold: Duration | None) -> int:
 
 
 class Hold:
-    """A hold of a plan's charges, which lasts ``us`` microseconds."""
+    """A hold of ``us`` microseconds."""
 
     def __init__(self, charges: Iterable[Charge], us: int) -> None:
         self._covered = [
@@ -43,18 +42,15 @@ class Hold:
         ]
         self._name = new_slot()
         self._ends_us = 0
-        """Earliest end of the hold, Unix µs by the store's clock."""
+        """Unix µs of the store."""
         self.kept_at = 0
-        """See `limitgate.algorithms.holds.Action.place`."""
         self._us = us
         self._first = Charge(_key(self._covered), _HOLDS, len(self._covered), enforced=False, rule=None)
 
     def charging(self, plan: Plan) -> Plan:
-        """Return the plan that first gives back what has expired."""
         return plan._replace(charges=(self._first, *plan.charges))
 
     def registering(self, made: Made, now: int) -> Plan:
-        """Return the plan that begins the hold at ``now``, Unix µs by the store's clock, after its charges were made."""
         undone = Plan.adjust([charge for plan, reading in made for charge in full_refund(plan, reading).charges])
         needed = max([_drain_us(reading) for _, reading in made])
         self._ends_us = now + self._us
@@ -62,18 +58,14 @@ class Hold:
         return self._acting(action, undone)
 
     def releasing(self, correction: Plan) -> Plan:
-        """Return the plan that ends the hold and corrects the charges, if they have not been given back."""
+        """End the hold and correct its charges, unless they were refunded."""
         return self._acting(holds.Action(holds.RELEASE, self._name, place=self.kept_at), correction)
 
     def undoing(self, correction: Plan) -> Plan:
-        """Return the plan that corrects the charges when it is unknown whether the hold has begun.
-
-        It corrects nothing if the hold may have ended.
-        """
+        """Correct charges if it is unknown whether the hold began; nothing if it may have ended."""
         return self._acting(holds.Action(holds.UNDO, self._name, latest=self._ends_us), correction)
 
     def renewing(self) -> Plan:
-        """Return the plan that begins the hold again."""
         return self._acting(holds.Action(holds.RENEW, self._name, self._us, place=self.kept_at), Plan.adjust(()))
 
     def _acting(self, action: holds.Action, correction: Plan) -> Plan:
@@ -84,25 +76,22 @@ class Hold:
 
 
 def state_of(reading: Reading) -> holds.State:
-    """Return the state of the holds in the reading of such a plan."""
     state: holds.State = reading.buckets[0].before[0]
     return state
 
 
 def without_hold(reading: Reading) -> Reading:
-    """Return the reading without that of the holds."""
     return reading._replace(buckets=reading.buckets[1:])
 
 
 def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
-    """Return True if no further reservation can be held."""
     return state.held >= holds.most_entries(
         sum([len(charge.bucket.ids) for charge in charges if charge.bucket.algorithm.IS_LIMIT])
     )
 
 
 def _key(charges: Sequence[Charge]) -> str:
-    """Return a key in the hash slot of the charges, one for each set of windows, so that its entries are alike."""
+    """In the charges' hash slot, one per set of windows, for equal entries."""
     (key, bucket, *_), *_ = charges
     # See `limitgate.limiter.plans.bucket_key`.
     name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key
@@ -111,7 +100,7 @@ def _key(charges: Sequence[Charge]) -> str:
 
 
 def _drain_us(reading: Reading) -> int:
-    """Return the µs until the charges have drained if there are no others."""
+    """Return the µs until the charges drain without others."""
     return max(
         [
             charge.bucket.algorithm.ttl_us(state, limit)

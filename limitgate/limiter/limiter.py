@@ -47,15 +47,15 @@ T = TypeVar("T")
 class AsyncLimiter(AsyncCalls):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or an async store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the
-    store in seconds, by default 0.1; if the store fails, every method raises `StoreError`. ``key_prefix``, by default
-    ``limitgate``, begins every key in the store. The store only sees digests of keys; ``secret``, 16 to 64 bytes, makes them
-    keyed digests. ``ipv6_prefix``, by default 64, is the number of bits by which `bucket` groups IPv6 clients. ``observers``
-    receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
+    ``store`` is a URL or an async store; the limiter closes what it opened. ``timeout`` bounds store calls in seconds, by
+    default 0.1; if the store fails, methods raise `StoreError`. ``key_prefix``, by default ``limitgate``, begins every key. The
+    store only sees digests of keys, which ``secret``, 16 to 64 bytes, protects. ``ipv6_prefix``, by default 64 bits, groups
+    IPv6
+    clients in `bucket`. ``observers`` receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its
-    own cost: ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
+    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own
+    cost: ``hit("model", "500/minute", ("200000/minute", 900))``.
     """
 
     @called_as(
@@ -107,16 +107,15 @@ class AsyncLimiter(AsyncCalls):
         return await self._arun(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
-        """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
+        """Charge as much of ``cost`` as fits: ``decision.granted``; if 0, ``retry_after`` is for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
-        """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
+        """Book the next free turn for ``cost``, sleep until then, and return. First come, first served.
 
-        Refuses immediately, without a charge, if the turn is more than ``timeout`` seconds away, the cost can never fit, or
-        the key is banned permanently. A timeout of 0 is `hit`; None waits without a bound. If the call is cancelled, later
-        waiters of this limiter move up, and the last turn is refunded. If a ban ends within the timeout, the call waits and
-        polls the ban every second. Raises `ConfigError` if the algorithm of a limit can't book turns.
+        Refuses without a charge if the turn is more than ``timeout`` seconds away, if the cost never fits, or if the key is
+        banned permanently; waits for shorter bans. A timeout of 0 is `hit`; None is unbounded. Cancellation refunds the last
+        turn, and later waiters move up. Raises `ConfigError` if an algorithm can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -128,13 +127,11 @@ class AsyncLimiter(AsyncCalls):
     ) -> AsyncReservation:
         """Charge an estimated cost; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it.
 
-        With a ``timeout`` other than 0, waits for a turn like `wait`, with the same errors. What a reservation gives back moves
-        the waiters of this limiter up, if their limits are GCRA; waiters of other limiters and processes keep their turns.
+        A ``timeout`` other than 0 waits for a turn like `wait`. Refunds move waiters of this limiter up, in GCRA limits.
 
-        With ``hold``, seconds or text such as ``2m``, the reservation is given back unless it is settled, cancelled or renewed
-        within that time after this method returns, also if the process ends. That takes a second store call; if it fails, the
-        charge is refunded and `StoreError` is raised. Leases are not used. Raises `StoreError` if 5,000 reservations of these
-        limits are held already.
+        With ``hold``, seconds or text such as ``2m``, the reservation is refunded unless it is settled, cancelled or renewed in
+        time, even if the process dies. This takes a second store call, uses no leases, and raises `StoreError` if 5,000
+        reservations of these limits are held.
         """
         store = switch.null_store or self._store
         timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
@@ -153,9 +150,8 @@ class AsyncLimiter(AsyncCalls):
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a slot while a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is the highest number of slots, as a number or a `Limit`; ``cost`` is the number of slots to take. The slots
-        are released when the block ends; slots of a crashed process expire after 30 seconds. Raises `RateLimited` if there is
-        no room; ``retry_after`` is then only a hint.
+        ``limit`` is the number of slots or a `Limit`; ``cost`` slots are taken. Slots of a crashed process expire after 30
+        seconds. Raises `RateLimited` without room; ``retry_after`` is then a hint.
         """
         plan = self._plans.plan("peek", key, (at_once(limit),), cost)
         return one_process(aslot(self._slot_keeper, plan, self._figures, Entry("async with")))
@@ -165,38 +161,34 @@ class AsyncLimiter(AsyncCalls):
         return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
-
-        ``reason`` is for the audit log.
-        """
+        """Refuse ``key`` for at least ``seconds``, or permanently. Leases stay usable. ``reason`` is for the audit log."""
         return await self._arun(
             audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=as_seconds(seconds, "seconds"))
         )
 
     async def banned(self, key: str) -> Decision:
-        """Look up the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, or an allowed decision."""
+        """Look up a ban: a refusal with its rest in ``retry_after``, or an allowed decision."""
         return await self._arun(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(
         self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]
     ) -> AsyncRuleBucket:
-        """Return one client's bucket of a rule, shared with gates of the same ``key_prefix``, ``secret`` and ``ipv6_prefix``.
+        """Return one client's bucket of a rule: ``limiter.bucket(rule, ip="203.0.113.7").ban(3600)``.
 
-        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. ``rule`` is a `Rule`, an endpoint with
-        ``@limit``, a `limitgate.fastapi.RateLimit` or a `limitgate.django.rest.Throttle`; ``name`` selects one of several
-        limits of an endpoint. The ``parts`` are those of the rule's key, see `BucketParts`. Raises `ConfigError` if a part is
-        missing and the address ``ip`` can't stand in for it.
+        ``rule`` is a `Rule`, an endpoint with ``@limit``, a `limitgate.fastapi.RateLimit` or a
+        `limitgate.django.rest.Throttle`; ``name`` selects one of an endpoint's limits. ``parts`` are in `BucketParts`. The gate
+        needs the same ``key_prefix``, ``secret`` and ``ipv6_prefix``. Raises `ConfigError` for a missing part without an
+        ``ip``.
         """
         return AsyncRuleBucket(self._rule_bucket(rule, name, parts), self._arun)
 
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
     ) -> tuple[Limit, ...]:
-        """Store limits under a name. `Configured` refers to them in every process that shares the store.
+        """Store limits under a name, for `Configured` in every process that shares the store. Returns the current limits.
 
-        Other processes apply a change within a second. With ``per_process`` each process has its own count. With
-        ``replace=False`` existing limits remain. Returns the current limits.
+        Changes apply within a second. ``per_process``: each process counts alone. ``replace=False`` keeps existing limits.
         """
         return (await self._arun(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
@@ -214,8 +206,8 @@ class AsyncLimiter(AsyncCalls):
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a refused call raises `RateLimited`.
 
-        ``key`` is text, or a callable that returns text for the arguments; by default all calls of the function share one key.
-        With a ``timeout`` other than 0, calls `wait` for their turn.
+        ``key`` is text, or a callable that returns text for the arguments; by default all calls share one key. A ``timeout``
+        other than 0 waits like `wait`.
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -245,14 +237,12 @@ class AsyncLimiter(AsyncCalls):
     ) -> AsyncIterator[T]:
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        The iterator reads an item when the consumer asks for it, and then books its turn as `wait` does. All processes with
-        the same ``key`` share the rate. ``even`` spaces items evenly by reducing the burst to 10 ms of the rate, at least one
-        item. ``cost`` may be a callable that returns an item's cost. While the key is banned, no item passes; a permanent ban
-        raises `RateLimited`. The event loop reads a plain iterable, so its iteration must not block.
+        Each item takes a turn as by `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the burst to 10 ms
+        of the rate. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block. Bans stop items; a
+        permanent one raises `RateLimited`.
 
-        If the wait fails (`StoreError`, cancellation, `RateLimited`), the iterator keeps the item and returns it next. Tasks
-        of one event loop can share the iterator. Raises `ConfigError` immediately for limits that can't book turns, and with
-        ``even`` for `Configured` and for limits without a burst.
+        After a failed wait, the iterator returns the same item next. Tasks of an event loop can share it. Raises `ConfigError`
+        for limits that can't book turns, and with ``even`` for `Configured` and limits without a burst.
         """
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
@@ -261,15 +251,13 @@ class AsyncLimiter(AsyncCalls):
     def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AsyncAdaptiveWork:
         """Limit concurrent work in this process to what it can sustain: ``async with limiter.adaptive("db"):``.
 
-        The limit adapts to the durations of blocks and makes no store call; event loop lag lowers it too.
-        ``@limiter.adaptive("db")`` runs each call of a function as a block. A block without a permit waits for at most
-        ``max_delay`` seconds, by default 0, and then raises `RateLimited` with a randomized ``retry_after``.
-        ``with_priority("low")`` returns the same work for blocks of low priority. Timeouts, lost connections and cancellations
-        count as failures, and many failures lower the limit; other errors have no effect.
+        The limit adapts to the duration of blocks and to event loop lag, without store calls. ``@limiter.adaptive("db")`` runs
+        calls of a function as blocks. A block without a permit waits for ``max_delay`` seconds, by default 0, and then raises
+        `RateLimited`. ``with_priority("low")`` returns the same work for low priority. Timeouts, lost connections and
+        cancellations are failures; many failures lower the limit.
 
-        ``name`` identifies the limit. The options are ``min`` (4), ``max`` (200), ``tolerance`` (2.0), ``delay`` (0.02 s),
-        ``max_delay`` and ``reserve``, see `AdaptiveOptions`. The same name returns the same object; different options raise
-        `ConfigError`.
+        ``name`` identifies the limit. ``options`` are `AdaptiveOptions`: ``min``, ``max``, ``tolerance``, ``delay``,
+        ``max_delay`` and ``reserve``. The same name returns the same object; different options raise `ConfigError`.
         """
         return adaptive_work(self._adaptive, AsyncAdaptiveWork, name, options)
 
@@ -295,15 +283,8 @@ class AsyncLimiter(AsyncCalls):
 class Limiter(Calls):
     """A limiter for sync code, thread-safe: ``with Limiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or a sync store. The limiter closes a store that it opened. ``timeout`` is the longest wait for the store
-    in seconds, by default 0.1; if the store fails, every method raises `StoreError`. ``key_prefix``, by default ``limitgate``,
-    begins every key in the store. The store only sees digests of keys; ``secret``, 16 to 64 bytes, makes them keyed digests.
-    ``ipv6_prefix``, by default 64, is the number of bits by which `bucket` groups IPv6 clients. ``observers`` receive metrics:
-    ``"prometheus"``, ``"opentelemetry"``, or an `Observer`; by default none.
-
-    Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
-    ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its
-    own cost: ``hit("model", "500/minute", ("200000/minute", 900))`` charges one request and 900 tokens.
+    ``store`` is a URL or a sync store. ``timeout``, ``key_prefix``, ``secret``, ``ipv6_prefix`` and ``observers`` are those of
+    `AsyncLimiter`, as are ``key``, ``limits`` and ``cost`` of the methods. If the store fails, methods raise `StoreError`.
     """
 
     @called_as(
@@ -355,14 +336,13 @@ class Limiter(Calls):
         return self._run(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
-        """Charge as much of ``cost`` as fits: ``decision.granted``. If nothing fits, ``retry_after`` is for a cost of 1."""
+        """Charge as much of ``cost`` as fits: ``decision.granted``; if 0, ``retry_after`` is for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
-        """Book the next free turn for ``cost``, sleep until then, and return. Turns are first come, first served.
+        """Book the next free turn for ``cost``, sleep until then, and return. First come, first served.
 
-        ``timeout``, in seconds, and the errors are those of `AsyncLimiter.wait`. If the sleep is interrupted, the turn is
-        refunded.
+        ``timeout``, in seconds, and errors are those of `AsyncLimiter.wait`. An interruption refunds the turn.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -374,10 +354,7 @@ class Limiter(Calls):
     ) -> Reservation:
         """Charge an estimated cost; `Reservation.settle` corrects it, `Reservation.cancel` refunds it.
 
-        With a ``timeout`` other than 0, sleeps until its turn like `wait`, with the same errors. What a reservation gives back
-        moves sleeping threads of this limiter up, as in `AsyncLimiter.reserve`.
-
-        ``hold`` and its errors are as in `AsyncLimiter.reserve`.
+        ``timeout``, ``hold`` and errors are those of `AsyncLimiter.reserve`.
         """
         store = switch.null_store or self._store
         timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
@@ -407,29 +384,25 @@ class Limiter(Calls):
         return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse ``key`` for at least ``seconds``, permanently if None. Leased requests remain usable.
-
-        ``reason`` is for the audit log.
-        """
+        """Refuse ``key`` for at least ``seconds``, or permanently. Leases stay usable. ``reason`` is for the audit log."""
         return self._run(
             audited(self._banning(key, seconds), "ban", partial(masked, key), reason, seconds=as_seconds(seconds, "seconds"))
         )
 
     def banned(self, key: str) -> Decision:
-        """Look up the ban of ``key``: a refusal whose ``retry_after`` is the rest of the ban, or an allowed decision."""
+        """Look up a ban: a refusal with its rest in ``retry_after``, or an allowed decision."""
         return self._run(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
     def bucket(self, rule: Rule | Callable[..., Any], *, name: str | None = None, **parts: Unpack[BucketParts]) -> RuleBucket:
-        """Return one client's bucket of a rule, shared with gates of the same ``key_prefix``, ``secret`` and ``ipv6_prefix``.
+        """Return one client's bucket of a rule: ``limiter.bucket(rule, ip="203.0.113.7").ban(3600)``.
 
-        ``limiter.bucket(rule, ip="203.0.113.7", path="/items/{id}").ban(3600)``. The arguments ``rule``, ``name`` and
-        ``parts``, and the errors, are those of `AsyncLimiter.bucket`.
+        ``rule``, ``name``, ``parts`` and errors are those of `AsyncLimiter.bucket`.
         """
         return RuleBucket(self._rule_bucket(rule, name, parts), self._run)
 
     def configure(self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True) -> tuple[Limit, ...]:
-        """Store limits under a name. `Configured` refers to them in every process that shares the store.
+        """Store limits under a name, for `Configured` in every process that shares the store.
 
         ``per_process``, ``replace`` and the result are those of `AsyncLimiter.configure`.
         """

@@ -1,4 +1,4 @@
-"""Plans of the line in which requests of all processes wait for a budget, see `limitgate.algorithms.line`."""
+"""Plans of a budget's line across processes, see `limitgate.algorithms.line`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LINES = Bucket((kept_as("line"),))
 
 
 class Place:
-    """The place of a request in the line of a limiter's key, which it loses ``stays`` seconds after it joined last."""
+    """A request's place, which it loses after ``stays`` seconds without joining."""
 
     def __init__(self, limiter: Operations, key: str, tenant: str, tokens: tuple[int, int], stays: float) -> None:
         digest = blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=6).digest()
@@ -33,11 +33,10 @@ class Place:
         self._charge = Charge(f"{name}:line:{{{name}}}", _LINES, 0, enforced=False, rule=None)
 
     def joining(self) -> Flow[line.State]:
-        """Join the line, or stay in it; return what is ahead. Raises `StoreError`."""
+        """Join or stay; return what is ahead. Raises `StoreError`."""
         return (yield from self._carrying_out(self._joining))
 
     def leaving(self, *, is_taken: bool) -> Flow[line.State]:
-        """Leave the line. Raises `StoreError`."""
         return (yield from self._carrying_out(self._joining._replace(what=line.TAKE if is_taken else line.LEAVE)))
 
     def _carrying_out(self, action: line.Action) -> Flow[line.State]:
@@ -48,5 +47,4 @@ class Place:
 
 
 def carry_out(limiter: AsyncCalls | Calls, flow: Flow[T]) -> Coroutine[Any, Any, T] | T:
-    """Run a flow on the store of a limiter; return its result, or an awaitable of it."""
     return limiter._arun(flow) if isinstance(limiter, AsyncCalls) else limiter._run(flow)  # noqa: SLF001 - a part of the limiter

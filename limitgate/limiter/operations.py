@@ -26,9 +26,9 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
 ROUNDING = 0.001
-"""Seconds that a turn may exceed the timeout: the resolution of timers."""
+"""Tolerated excess of a turn over the timeout in seconds, due to timers."""
 _ATTEMPTS = 64
-"""Attempts under contention before `Operations._hitting_up_to` reports that nothing is left."""
+"""Under contention, before nothing is granted."""
 
 
 _HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
@@ -58,8 +58,6 @@ _LIMITED = (
     },
 )
 class Operations(Remade):
-    """Plans of a limiter's calls, and decisions from the store's readings."""
-
     def __init__(
         self,
         timeout: Duration,
@@ -86,12 +84,11 @@ class Operations(Remade):
 
     @property
     def observers(self) -> tuple[Observer, ...]:
-        """Observers of the metrics."""
         return self._observers
 
     @property
     def state_here(self) -> str:
-        """State that a copy lacks: the buckets of a memory store that this limiter opened."""
+        """Buckets of a memory store that this limiter opened."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: Held) -> None:
@@ -108,7 +105,6 @@ class Operations(Remade):
             self._figures.failed()
 
     def ban_key(self, key: str) -> str:
-        """Return the store key of the ban of a limiter's key."""
         return self._plans.ban_key(key)
 
     def _rule_bucket(self, rule: object, name: str | None, parts: BucketParts) -> RuleBucketOperations:
@@ -160,7 +156,6 @@ class Operations(Remade):
         return decide(plan, (yield plan, self._timeout))
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
-        """Several attempts under contention."""
         if costed(limits):
             raise ConfigError(f"{limits!r:.80} have their own costs, expected hit or reserve, or limits without own costs")
         for _ in range(_ATTEMPTS):
@@ -175,7 +170,7 @@ class Operations(Remade):
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
-        """Return the operation, its charges, and the turn, None if it is now."""
+        """Return operation, charges, and turn; None if now."""
         began = waiting.monotonic()
         plan = ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan, limits, held_us)
@@ -224,7 +219,7 @@ class Operations(Remade):
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool, kinds: Sequence[str] = ()
     ) -> ConfigFlow[Configuration]:
-        """Keep existing limits unless ``replace``; return the current limits."""
+        """Keep limits unless ``replace``; return the current ones."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         key, text = self._plans.config_key(name), encode(limits, per_process=per_process, kinds=kinds)
@@ -249,7 +244,7 @@ class Operations(Remade):
         return configuration
 
     def _lookup(self, name: str) -> ConfigFlow[Configuration]:
-        """Return a configuration up to `FRESH` seconds old, or the last known one if the store fails."""
+        """Return limits up to `FRESH` seconds old, or the last known ones if the store fails."""
         key = self._plans.config_key(name)
         if switch.null_store is not None:
             return self._known.stale(key) or Configuration((as_limit("1/second"),))
@@ -277,7 +272,7 @@ class Operations(Remade):
         return self._plans.plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0) -> None:
-        """Raise the errors of `hit`, or of `wait` with a ``timeout`` other than 0. No store call."""
+        """Raise the errors of `hit` or `wait`, without a store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         ahead(self._plans.plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))

@@ -1,4 +1,4 @@
-"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`. They read an item before its turn, and keep it if the wait fails."""
+"""Iterators of `AsyncLimiter.pace` and `Limiter.pace`. They keep an item whose wait fails."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from limitgate.process.forking import Unpicklable
 T = TypeVar("T")
 
 GRAIN = 100
-"""Divisor of the rate per second: evenly spaced items have a burst of 10 ms, because timers resolve about 1 ms."""
+"""Burst of 10 ms of the rate, because timers resolve about 1 ms."""
 
 _NONE: Any = object()
 
 
 class Spacing(Generic[T]):
-    """Limits and cost of an item. Raises `ConfigError` for limits that can't space items."""
-
     def __init__(self, limits: tuple[Limit | str | Configured, ...], cost: int | Callable[[T], int], *, even: bool) -> None:
         self._limits = tuple([each if isinstance(each, Configured) else as_limit(each) for each in limits])
         self._cost = cost if callable(cost) else check_cost(cost)
@@ -61,28 +59,25 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
-    """Return the limit with a burst of 10 ms of its rate, but at least 1 or ``cost`` and at most its own burst.
-
-    Rate and bucket remain the same.
-    """
+    """A burst of 10 ms of the rate, from 1 or ``cost`` to its own burst."""
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
 def has_passed(decision: Decision) -> None:
-    """Raise `RateLimited` for an item that no wait helps."""
+    """Raise `RateLimited` if waiting can't help."""
     if not decision.allowed:
         raise RateLimited(decision)
 
 
 class AsyncPace(Unpicklable, Generic[T]):
-    """Async iterator over the items of a source. Tasks of one event loop can share it."""
+    """Tasks of one event loop can share it."""
 
     made_by = "limiter.pace(...)"
 
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
     ) -> None:
-        """``wait`` is a limiter's `wait`, bound to its key."""
+        """``wait`` is bound to its key."""
         self._is_async = isinstance(source, AsyncIterable)
         self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
         self._wait = wait
@@ -127,12 +122,12 @@ class AsyncPace(Unpicklable, Generic[T]):
 
 
 class Pace(Unpicklable, Generic[T]):
-    """Iterator over the items of a source. Threads can share it."""
+    """Threads can share it."""
 
     made_by = "limiter.pace(...)"
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
-        """``wait`` is a limiter's `wait`, bound to its key."""
+        """``wait`` is bound to its key."""
         self._source = iter(source)
         self._wait = wait
         self._spacing = spacing
@@ -171,7 +166,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """At the end of the source, take an item that another thread kept."""
+        """At the end, take another thread's item."""
         if not self._is_over:
             try:
                 return next(self._source)

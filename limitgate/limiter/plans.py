@@ -19,17 +19,14 @@ from limitgate.process import switch
 from limitgate.rules.options import check_secret
 
 AnyLimit = Limit | str | Configured | tuple[Limit | str, int]
-"""A limit, or a limit and its own cost."""
 Limits = tuple[AnyLimit, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 _PREPARED = 16
-"""Highest cost of a hit with a cached plan. Higher costs, such as tokens or bytes, rarely repeat."""
+"""Highest cost with a cached plan; tokens or bytes rarely repeat."""
 
 
 class Plans:
-    """Plans for the keys of one limiter."""
-
     def __init__(self, key_prefix: str, secret: str | None) -> None:
         self.key_prefix = key_prefix
         self.secret = check_secret(secret)
@@ -37,32 +34,27 @@ class Plans:
         self._key = Key((), "limiter", secret=self.secret)
 
     def name(self, key: str) -> str:
-        """Return the store key of a limiter's key."""
         if not isinstance(key, str):
             raise TypeError(f"key is {key!r:.80}, expected text")
         return self._start + self._key.digest(key)
 
     def ban_key(self, key: str) -> str:
-        """Return the store key of the ban of a limiter's key."""
         return _ban_key(self.name(key))
 
     def config_key(self, name: str) -> str:
-        """Return the store key of limits stored under a name."""
         if not isinstance(name, str):
             raise TypeError(f"name is {name!r:.80}, expected text")
         return f"{self._start}configured:{self._key.digest(name)}"
 
     def budget_key(self, key: str) -> str:
-        """Return the store key of the text about a budget."""
         return f"{self._start}budget:{self._key.digest(key)}"
 
     @property
     def budgets_key(self) -> str:
-        """Store key of the index of budgets."""
         return f"{self._start}budgets"
 
     def prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """Return None for other plans and invalid arguments, which `plan` handles."""
+        """None for other plans and invalid arguments; see `plan`."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
@@ -79,7 +71,7 @@ class Plans:
         return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """A process with its own count has its own keys; bans are shared by all processes."""
+        """``per_process`` limits have own keys; bans are shared."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self.name(key), check_cost(cost)
@@ -103,21 +95,19 @@ class Plans:
         return Plan(tuple(charges), verb)
 
     def ban(self, key: str, seconds: float | None, *, longer: bool) -> Plan:
-        """Ban a key, on top of an existing ban if ``longer``; None is permanent."""
+        """Lengthen a ban if ``longer``; None is permanent."""
         us, how = ban.microseconds(seconds), ban.MORE if longer else ban.AT_LEAST
         return Plan.adjust([_ban_of(self.name(key), 1)._replace(adjustment=Adjustment(0, 0, [us], [how]))])
 
     def read_ban(self, key: str) -> Plan:
-        """Read the ban of a key."""
         return Plan.peek([_ban_of(self.name(key), 1)])
 
     def pardon(self, key: str) -> Plan:
-        """Lift the ban of a key."""
         return Plan.reset([_ban_of(self.name(key), 1)])
 
 
 def ahead(plan: Plan, timeout: float | None) -> Plan:
-    """Return the plan that books turns up to ``timeout`` seconds ahead; None is unbounded."""
+    """Book turns up to ``timeout`` seconds ahead; None is unbounded."""
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
     if timeout == 0:
@@ -136,7 +126,7 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Adapt the error about an invalid limit if the key and the limit are swapped."""
+    """Adapt the error to swapped key and limit."""
     try:
         Limit(key)
     except ConfigError:
@@ -145,7 +135,7 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
 
 
 def check_are_no_slots(buckets: Iterable[Bucket]) -> None:
-    """Raise `ConfigError` for concurrency limits, whose slots most operations would never release."""
+    """Raise `ConfigError` for slots, which most operations would never release."""
     if any(bucket.has_slots for bucket in buckets):
         raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
 
@@ -156,7 +146,6 @@ _known_templates = Remembered[tuple[int, Limits], PlanTemplate | None]()
 
 
 def _parts(limits: Limits, costed: tuple[int, ...] = ()) -> _Parts:
-    """Return the buckets of limits without costs, see `parts_of`."""
     key = limits, costed
     parts = _known_parts.values.get(key)
     if parts is None:
@@ -166,7 +155,7 @@ def _parts(limits: Limits, costed: tuple[int, ...] = ()) -> _Parts:
 
 
 def costed(limits: Limits) -> tuple[int, ...]:
-    """Return the places of the charges whose limits have their own cost, in the order of the limits."""
+    """Places of charges with own costs, in order of the limits."""
     given, own = with_own_costs(limits)
     if not own:
         return ()
@@ -175,7 +164,7 @@ def costed(limits: Limits) -> tuple[int, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """None if it isn't plain. Raises `ConfigError` for an invalid limit."""
+    """None if not plain. Raises `ConfigError`."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
@@ -192,7 +181,7 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
 
 @lru_cache(maxsize=4096)
 def without_lease(bucket: Bucket) -> Bucket:
-    """Leased requests can't book turns."""
+    """Leases can't book turns."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
@@ -203,7 +192,7 @@ def _ban_of(name: str, cost: int) -> Charge:
 
 
 def bucket_key(name: str, bucket: Bucket) -> str:
-    """Hash slot of the limiter key, so that its buckets book turns together."""
+    """Shares a hash slot with the limiter key's other buckets, to book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 
@@ -212,7 +201,7 @@ def _ban_key(name: str) -> str:
 
 
 def refunded(charge: Charge, cost: int) -> Charge:
-    """Return the adjustment that refunds ``cost`` requests, whenever they were charged."""
+    """Refund ``cost``, whenever charged."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

@@ -1,4 +1,4 @@
-"""Reservations: charges of an estimated cost, corrected when the real cost is known."""
+"""Reservations: estimated charges, corrected later."""
 
 from __future__ import annotations
 
@@ -42,38 +42,35 @@ class ChargedOperation:
         self.keys = frozenset([charge.key for charge in plan.charges])
         self._plan = plan
         self._costed = costed
-        """Charges whose limits have their own cost."""
+        """Charges with own costs."""
         self._taken: tuple[Receipt, ...] = (Receipt(NO_CHARGES, plan, reading),)
         self._places: Sequence[Sequence[int]] = (range(len(plan.charges)),)
-        """For each receipt, the places of its charges in the plan."""
+        """Per receipt, its charges' places in the plan."""
         self._timeout = timeout
         self._bookings = bookings
         self._waiter: TurnWaiter | Sleeper | None = None
         self._missed: list[Returned] = []
-        """Refunds since the turn came, until `turn_came`."""
+        """Refunds since the turn came."""
         self._hold = hold
         self._read_us, self._read_at = reading.now, waiting.monotonic()
         self._counts = decision.allowed
 
     @property
     def is_held(self) -> bool:
-        """True if it has to be registered, see `registering`."""
         return self._hold is not None and self._counts
 
     @property
     def is_open(self) -> bool:
-        """True if the charge can be settled or cancelled."""
         return self._counts
 
     def settling(self, cost: int | Sequence[int]) -> Flow[None]:
-        """Correct the charge. Raises `RuntimeError` if it was refused or already corrected.
+        """Correct the charge; ``cost`` may be a list for limits with own costs.
 
-        ``cost`` is that of the limits with their own cost, if there are any; of several, a list.
+        Raises `RuntimeError` if refused or corrected.
         """
         yield from self._correcting(self._final_costs(cost))
 
     def cancelling(self) -> Flow[None]:
-        """Refund the charge. Raises `RuntimeError` like `settling`."""
         yield from self._correcting([0] * len(self._plan.charges))
 
     def _final_costs(self, cost: int | Sequence[int]) -> list[int]:
@@ -120,7 +117,7 @@ class ChargedOperation:
             yield plan, self._timeout
 
     def registering(self) -> Flow[None]:
-        """Begin the hold. Raises `StoreError` if that fails; then `undoing` is due."""
+        """Begin the hold. Raises `StoreError`; then `undoing` is due."""
         if self._hold is None:
             return
         made = [(each.plan, each.reading) for each in self._taken]
@@ -135,7 +132,7 @@ class ChargedOperation:
             raise NotHeldError(f"this reservation cannot be held, because {why}", "overload")
 
     def undoing(self) -> Flow[None]:
-        """Refund the charge if it could not be registered, or if that is unknown."""
+        """Refund a charge that isn't registered, or perhaps not."""
         self._counts = False
         self._bookings.remove(self)
         correction = self._correction([0] * len(self._plan.charges))
@@ -149,7 +146,7 @@ class ChargedOperation:
             self._note(plan, reading, self._taken)
 
     def renewing(self) -> Flow[bool]:
-        """Begin the hold again. Returns False if it has ended. Raises `RuntimeError` without a hold."""
+        """Begin the hold again; False if it has ended. Raises `RuntimeError` without one."""
         if self._hold is None:
             raise RuntimeError("this reservation cannot be renewed: it has no hold, expected reserve(..., hold='2m')")
         self._check_is_open("renewed")
@@ -166,17 +163,17 @@ class ChargedOperation:
         self._bookings.note(returned(correction, reading, charges), reading.now)
 
     def turn(self) -> tuple[tuple[Receipt, ...], Turn | None]:
-        """Return the charges and the booked turn, None if the turn is now."""
+        """Return charges and turn, None if now."""
         if not self.decision.delay:
             return self._taken, None
         return book(self._taken, self._taken[0].reading.now, self.decision.delay)
 
     def waits(self, waiter: TurnWaiter | Sleeper) -> None:
-        """Note the wait for a turn that `turn_came` ends."""
+        """Start a wait that `turn_came` ends."""
         self._waiter = waiter
 
     def turn_came(self, charged: tuple[Receipt, ...], turn: Turn) -> None:
-        """Take over the turn that came, which may be another one than was booked."""
+        """Adopt the turn that came, perhaps another one."""
         (receipt,) = self._taken
         places: tuple[list[int], list[int]] = ([], [])
         for place, bucket in enumerate(receipt.reading.buckets):
@@ -188,21 +185,19 @@ class ChargedOperation:
             self.lower(self._missed)
 
     def lower(self, returned: Sequence[Returned]) -> None:
-        """See `Unsettled.lower`. A turn in a queue is lowered there."""
         if self._waiter is None:
             self._taken = tuple([lowered(each, returned) for each in self._taken])
         elif self._waiter.done():
             self._missed += returned
 
     def watch(self) -> None:
-        """Follow refunds of earlier charges until this one is settled."""
         if self._counts:
             if self._waiter is None:
                 self._taken = self._bookings.caught_up(self._taken)
             self._bookings.add(self)
 
     def giving_back(self, taken: Sequence[Receipt], given_up: Turn | None = None, as_booked: Turn | None = None) -> Flow[None]:
-        """Refund all charges, and a turn as if it had been the last one, though it was booked as ``as_booked``."""
+        """Refund all, and a turn as the last one, though booked as ``as_booked``."""
         self._counts = False
         self._bookings.remove(self)
         undone = [full_refund(each.plan, each.reading) for each in (*taken, *(given_up.charged if given_up else ()))]
@@ -216,11 +211,10 @@ class ChargedOperation:
 
 
 class AsyncReservation:
-    """Charge of `AsyncLimiter.reserve`, permanent unless it is settled or cancelled, or has a ``hold`` that ends.
+    """Charge of `AsyncLimiter.reserve`, permanent unless settled, cancelled, or given a ``hold``.
 
-    ``async with await limiter.reserve(...) as reservation:`` cancels the reservation if the block raises, also if it is
-    cancelled, unless it is already settled. Otherwise the end of the block changes nothing: without `settle`, the estimate
-    stays charged.
+    ``async with await limiter.reserve(...) as reservation:`` cancels it if the block raises before `settle`. Otherwise the end
+    of the block changes nothing.
     """
 
     def __init__(self, booked: ChargedOperation, store: AsyncStore) -> None:
@@ -235,11 +229,9 @@ class AsyncReservation:
     async def settle(self, cost: int | Sequence[int]) -> None:
         """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
 
-        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order. If the hold has ended,
-        the reservation has been given back, and the real cost is charged by a second store call, even if it doesn't fit.
-
-        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
-        store fails; then the estimate remains charged, until its hold ends if it has one.
+        If limits have their own cost, ``cost`` is a list of these. After its hold, a second store call charges the real cost,
+        even if it doesn't fit. Raises `RuntimeError` if nothing was charged or already corrected, and `StoreError`; then the
+        estimate stays, until its hold ends.
         """
         await arun(self._store, self._booked.settling(cost))
 
@@ -248,9 +240,9 @@ class AsyncReservation:
         await arun(self._store, self._booked.cancelling())
 
     async def renew(self) -> bool:
-        """Begin the hold again, now. Return False if it had ended, so that the reservation had been given back.
+        """Begin the hold again, now.
 
-        Raises `RuntimeError` without a hold, and the errors of `settle`.
+        Return False if it had ended. Raises `RuntimeError` without a hold, and the errors of `settle`.
         """
         return await arun(self._store, self._booked.renewing())
 
@@ -280,10 +272,10 @@ class AsyncReservation:
 
 
 class Reservation:
-    """Charge of `Limiter.reserve`, permanent unless it is settled or cancelled, or has a ``hold`` that ends.
+    """Charge of `Limiter.reserve`, permanent unless settled, cancelled, or given a ``hold``.
 
-    ``with limiter.reserve(...) as reservation:`` cancels the reservation if the block raises, unless it is already settled.
-    Otherwise the end of the block changes nothing: without `settle`, the estimate stays charged.
+    ``with limiter.reserve(...) as reservation:`` cancels it if the block raises before `settle`. Otherwise the end of the block
+    changes nothing.
     """
 
     def __init__(self, booked: ChargedOperation, store: SyncStore) -> None:
@@ -296,14 +288,7 @@ class Reservation:
         return self._booked.decision
 
     def settle(self, cost: int | Sequence[int]) -> None:
-        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
-
-        If limits have their own cost, ``cost`` replaces these; of several, it is a list in their order. If the hold has ended,
-        the reservation has been given back, and the real cost is charged by a second store call, even if it doesn't fit.
-
-        Raises `RuntimeError` if nothing was charged or the reservation is already settled or cancelled, and `StoreError` if the
-        store fails; then the estimate remains charged, until its hold ends if it has one.
-        """
+        """Replace the estimate by the real ``cost``, as `AsyncReservation.settle` does, with the same errors."""
         run(self._store, self._booked.settling(cost))
 
     def cancel(self) -> None:
@@ -311,9 +296,9 @@ class Reservation:
         run(self._store, self._booked.cancelling())
 
     def renew(self) -> bool:
-        """Begin the hold again, now. Return False if it had ended, so that the reservation had been given back.
+        """Begin the hold again, now.
 
-        Raises `RuntimeError` without a hold, and the errors of `settle`.
+        Return False if it had ended. Raises `RuntimeError` without a hold, and the errors of `settle`.
         """
         return run(self._store, self._booked.renewing())
 

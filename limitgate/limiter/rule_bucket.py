@@ -1,4 +1,4 @@
-"""Finds one client's buckets of a rule from the parts of its key, as in a gate, but without a request."""
+"""Finds one client's buckets of a rule by key parts, without a request."""
 
 from __future__ import annotations
 
@@ -27,75 +27,65 @@ from limitgate.rules.options import Given, check_names, check_part, read_limits
 from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
-"""Route templates of Starlette, Flask, rules, and Django's regular expressions have these characters."""
+"""Mark a route template in any framework."""
 _API_KEY = ":api-key"
-"""Header of a described request; no key part can refer to this name."""
+"""No key part can have this name."""
 
 
 class BucketParts(TypedDict, total=False):
-    """Parts of a key that identify a bucket of a rule. Other parts are ignored."""
+    """Key parts that identify a bucket. Parts that the key lacks are ignored."""
 
     ip: str | IPv4Address | IPv6Address | None
-    """The client's address; IPv6 addresses are grouped as in the gate."""
+    """The client's address."""
     api_key: str | None
-    """The API key as the client sends it, listed in the rule's `RuleSet` or not."""
+    """The API key as sent."""
     caller: str | Caller | None
-    """The caller, or its id."""
+    """A `Caller`, or its id."""
     user: object
-    """The user as the authentication layer returns it, or its id."""
+    """The authenticated user, or its id."""
     headers: Mapping[str, str]
     """Headers by name."""
     json: object
-    """The JSON body, or of it the members that the key has: ``{"user": 7}``."""
+    """The JSON body, or the members in the key: ``{"user": 7}``."""
     method: str | None
-    """The request method, such as ``GET``."""
+    """Such as ``GET``."""
     host: str | None
-    """The host of the request, without its port."""
+    """Without port."""
     path: str | None
-    """The path, or for a route with parameters the template of the framework, ``/items/{id}``.
-
-    If the gate doesn't know the routes, it counts by the rule's pattern: give the pattern or a path that clients send.
-    """
+    """The path, or the framework's route template, ``/items/{id}``. If the gate doesn't know the routes: the rule's
+    pattern or a path."""
     tier: str | None
-    """The caller's tier; by default that of the `Caller`, of the rule, or ``default``."""
+    """Default: that of the `Caller`, of the rule, or ``default``."""
     limits: Given
-    """The client's current limits, if a callable returns them, or if the caller has its own limits and is given by id."""
+    """Limits from a callable, or of a caller given by id."""
     given: Mapping[str, object]
-    """Values of dependencies in the key of a `limitgate.fastapi.RateLimit`, by name: ``{"current_user": user}``."""
+    """Dependencies in the key of a `limitgate.fastapi.RateLimit`: ``{"current_user": user}``."""
 
 
 class RuleBucketOperations:
-    """Operations on a bucket of a rule, as flows."""
-
     def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
-        """Charges of one request, by each key that the gate may count it under."""
+        """Charges per key that the gate may use."""
         self._timeout = timeout
         self._journal = journal
 
     @property
     def keys(self) -> list[str]:
-        """Store keys of the buckets."""
         return [charge.key for charge in self._charges]
 
     def name(self) -> str:
-        """The first key, a digest, for logs."""
         return self._charges[0].key
 
     def peeking(self) -> Flow[Decision]:
-        """Decide about a request of the rule's cost, without a charge."""
         return self._carried_out(Plan.peek(self._charges))
 
     def resetting(self) -> Flow[Decision]:
-        """Remove all charges. A ban remains."""
         return self._carried_out(Plan.reset(self._charges))
 
     def banning(self, seconds: Duration | None) -> Flow[Decision]:
-        """Raises `ValueError` for an invalid duration."""
         return self._carried_out(Plan.ban(self._charges, ban.microseconds(as_seconds(seconds, "seconds"))))
 
     def pardoning(self) -> ConfigFlow[Decision]:
-        """Lift the ban, if any. If the rule bans clients, reset their refusals and earlier bans."""
         if self._journal is not None:
             yield forgetting([charges[0] for charges in self._alike]), self._timeout
         decision = yield from self._carried_out(Plan.ban(self._charges, 0))
@@ -125,7 +115,7 @@ def _room(decision: Decision) -> tuple[float, int, float]:
 
 
 class AsyncRuleBucket:
-    """One client's bucket of a rule, from `AsyncLimiter.bucket`. If the store fails, every method raises `StoreError`."""
+    """One client's bucket of a rule, from `AsyncLimiter.bucket`. Methods raise `StoreError`."""
 
     def __init__(
         self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Coroutine[Any, Any, Decision]]
@@ -135,11 +125,11 @@ class AsyncRuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Store keys of its buckets; several if the rule has several algorithms or paths."""
+        """Store keys: several for several algorithms or paths."""
         return self._operations.keys
 
     async def peek(self) -> Decision:
-        """Return the decision about a request of the rule's cost, without a charge; a ban is in ``retry_after``."""
+        """Return the decision about a request, without a charge; a ban is in ``retry_after``."""
         return await self._run(self._operations.peeking())
 
     async def reset(self, *, reason: str | None = None) -> Decision:
@@ -147,23 +137,23 @@ class AsyncRuleBucket:
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
     async def ban(self, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
+        """Refuse all requests for at least ``seconds``, or permanently; usage stays. ``reason`` is for the audit log.
 
-        Leased requests remain usable for up to a second. ``reason`` is for the audit log.
+        Leases stay usable for up to a second.
         """
         flow = self._operations.banning(seconds)
         return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if any, and reset the refusals and earlier bans that count for the rule's ``ban``.
+        """Lift the ban, and reset the refusals and bans that count for the rule's ``ban``. ``reason`` is for the audit log.
 
-        Processes that just refused the client may continue for up to a second. ``reason`` is for the audit log.
+        Processes may refuse for one more second.
         """
         return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
 
 class RuleBucket:
-    """One client's bucket of a rule, from `Limiter.bucket`. If the store fails, every method raises `StoreError`."""
+    """One client's bucket of a rule, from `Limiter.bucket`. Methods raise `StoreError`."""
 
     def __init__(self, operations: RuleBucketOperations, run: Callable[[Flow[Decision]], Decision]) -> None:
         self._operations = operations
@@ -171,11 +161,11 @@ class RuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Store keys of its buckets; several if the rule has several algorithms or paths."""
+        """Store keys: several for several algorithms or paths."""
         return self._operations.keys
 
     def peek(self) -> Decision:
-        """Return the decision about a request of the rule's cost, without a charge; a ban is in ``retry_after``."""
+        """Return the decision about a request, without a charge; a ban is in ``retry_after``."""
         return self._run(self._operations.peeking())
 
     def reset(self, *, reason: str | None = None) -> Decision:
@@ -183,17 +173,17 @@ class RuleBucket:
         return self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
     def ban(self, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse all requests of this bucket for at least ``seconds``, permanently if None; usage remains.
+        """Refuse all requests for at least ``seconds``, or permanently; usage stays. ``reason`` is for the audit log.
 
-        Leased requests remain usable for up to a second. ``reason`` is for the audit log.
+        Leases stay usable for up to a second.
         """
         flow = self._operations.banning(seconds)
         return self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, if any, and reset the refusals and earlier bans that count for the rule's ``ban``.
+        """Lift the ban, and reset the refusals and bans that count for the rule's ``ban``. ``reason`` is for the audit log.
 
-        Processes that just refused the client may continue for up to a second. ``reason`` is for the audit log.
+        Processes may refuse for one more second.
         """
         return self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
@@ -211,11 +201,10 @@ def rule_bucket(
     rules: RuleSet | None = None,
     shadow: bool = False,
 ) -> RuleBucketOperations:
-    """Return the bucket of a rule with these key parts; ``name`` selects a limit of an endpoint with several.
+    """Return a rule's bucket; ``name`` selects an endpoint's limit.
 
-    ``templates`` replace the path if the routes are known. ``rules`` are those of the gate; by default those that the rule
-    belongs to. ``shadow`` is the option of the gate. Raises `ConfigError` for a missing or invalid part, `TypeError` for an
-    unknown one.
+    ``templates`` replace the path of known routes. ``rules`` are the gate's, by default those around the rule. Raises
+    `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -263,7 +252,7 @@ def _rule_of(rule: object, name: str | None) -> Rule:
 
 
 def _paths(rule: Rule, path: object) -> list[str | None]:
-    """None is the rule's pattern, which a gate without known routes uses. A path without placeholders may be either."""
+    """None is the rule's pattern, for unknown routes. A path without placeholders may be either."""
     if path is not None and not (isinstance(path, str) and path):
         raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
     may_be_sent = path is not None and not _PLACEHOLDERS & set(path)
@@ -271,7 +260,7 @@ def _paths(rule: Rule, path: object) -> list[str | None]:
 
 
 class _Missing(Exception):  # noqa: N818
-    """A part of the key is absent, and so is the address that replaces it."""
+    """Neither the part nor the address is known."""
 
 
 class _DescribedSubject(Subject):
@@ -317,7 +306,6 @@ def _request(parts: BucketParts) -> DescribedRequest:
 
 
 def _document(body: object) -> object:
-    """Return a document as parsing the body would."""
     try:
         return json.loads(json.dumps(body))
     except (TypeError, ValueError, RecursionError) as error:

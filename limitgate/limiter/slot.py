@@ -22,7 +22,7 @@ from limitgate.process.forking import unpicklable
 
 
 def at_once(limit: Limit | str | int) -> Limit:
-    """Return a concurrency limit, given as such or as its count. Raises `ConfigError` for anything else."""
+    """A concurrency limit, or its count. Raises `ConfigError`."""
     found = Limit(f"{limit} at once") if type(limit) is int else as_limit(limit)
     if found.algorithm != "concurrency":
         raise ConfigError(f"{found!r} has no places that can be held, expected for example 20 or '20 at once'")
@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 def one_process(block: C) -> C:
-    """The context manager of a slot says why it cannot be pickled."""
+    """Explains why a slot can't be pickled."""
 
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")
@@ -44,7 +44,7 @@ def one_process(block: C) -> C:
 
 
 class Entry:
-    """The holder of a slot. Warns with a `RuntimeWarning` on deletion if the context manager was never entered."""
+    """A slot's holder. Warns on deletion if never entered."""
 
     __slots__ = ("__weakref__", "_way", "is_entered")
 
@@ -60,7 +60,6 @@ class Entry:
 
 @asynccontextmanager
 async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> AsyncIterator[Decision]:
-    """Hold the slots of a plan in an `AsyncStore`."""
     entry.is_entered = True
     asyncio_loop("slot")
     if switch.null_store is not None:
@@ -76,7 +75,6 @@ async def aslot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | No
 
 @contextmanager
 def slot(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None, entry: Entry) -> Iterator[Decision]:
-    """Hold the slots of a plan in a `SyncStore`."""
     entry.is_entered = True
     if switch.null_store is not None:
         yield run(switch.null_store, _taking(slot_keeper, plan, figures)).decision
@@ -115,7 +113,6 @@ class _Charged:
 
 
 def _taking(slot_keeper: SlotKeeper, plan: Plan, figures: LimiterCounts | None) -> Flow[_Charged]:
-    """Raises `RateLimited` if there is no room."""
     plan = plan._replace(verb="spend").named()
     try:
         reading = yield plan, slot_keeper.timeout

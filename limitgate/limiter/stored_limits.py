@@ -17,7 +17,7 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH = 0.5
-"""Seconds before limits are read again."""
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -28,37 +28,31 @@ class Configured:
 
 
 class Configuration(NamedTuple):
-    """Limits stored under a name."""
-
     limits: tuple[Limit, ...]
     per_process: bool = False
     kinds: Sequence[str] = ()
-    """What each limit of a budget counts; empty for other limits."""
+    """Units of a budget's limits."""
 
 
 class Known:
-    """Cache of configurations by store key."""
-
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
         self.reset_after_fork()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Assign a new process name in the child of a fork."""
+        """A forked child gets a new process name."""
         self.process = f"{os.getpid()}:{uuid4().hex}"
 
     def fresh(self, key: str) -> Configuration | None:
-        """Return the configuration if it was read less than `FRESH` seconds ago."""
+        """Return a configuration younger than `FRESH` seconds."""
         configuration, since = self._read.get(key, (None, 0.0))
         return configuration if monotonic() - since < FRESH else None
 
     def stale(self, key: str) -> Configuration | None:
-        """Return the configuration that was read last."""
         return self._read[key][0] if key in self._read else None
 
     def note(self, key: str, configuration: Configuration | None) -> None:
-        """Remember a configuration, or None."""
         if switch.null_store is not None:
             return
         if configuration is None:
@@ -68,7 +62,7 @@ class Known:
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
-    """Return the stored text of a configuration. Raises `ConfigError` for an invalid limit, or one of slots."""
+    """Raises `ConfigError` for an invalid limit, or one of slots."""
     if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
         raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
     text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}

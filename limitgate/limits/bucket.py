@@ -1,4 +1,4 @@
-"""Groups limits into buckets, with reserves for callers of a higher priority, and caches what limits yield."""
+"""Groups limits into buckets, with reserves by priority, and caches derived values."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
 MAX_WINDOWS = 64
-"""Every request checks all limits of a bucket, in Redis too."""
+"""Every request checks them all, in Redis too."""
 
 MAX_AHEAD = 2**51
-"""Microseconds (71 years) ahead that are stored exactly."""
+"""µs (71 years)."""
 MAX_LOAD = 5_000
-"""Maximum time in Redis of one plan, because other clients wait meanwhile."""
+"""µs in Redis per plan: other clients wait."""
 LEASE_SPARE_US = 1_002_000
-"""Never refunded, because a lease lasts a second and clocks differ slightly."""
+"""Never refunded: a lease lasts a second, and clocks differ."""
 BUCKET = Load(6, 3, 2)
 
 
 class Bucket:
-    """Limits that are checked together, each with a number that identifies its window in the bucket.
+    """Limits that are checked together, each with a number that identifies its window.
 
-    GCRA limits share a bucket; every other limit has a separate one. The number encodes period, algorithm and position among
-    equal ones, but not count and burst, whose changes keep the usage. Raises `ConfigError` if only some limits have a lease.
+    GCRA limits share a bucket; other limits have their own. The number encodes period, algorithm and position among equal ones,
+    so
+    a changed count or burst keeps usage. Raises `ConfigError` if only some limits have a lease.
     """
 
     __slots__ = (
@@ -60,33 +61,29 @@ class Bucket:
         self.limits = limits
         self.ids = _numbered(limits) if ids is None else ids
         self.counts = tuple([limit.count for limit in limits])
-        """Ticks per microsecond."""
+        """Ticks per µs."""
         self.weights = tuple([limit.period_us for limit in limits])
         """Ticks per request."""
         self.capacities = tuple([limit.capacity for limit in limits])
         """Ticks of a full bucket."""
         self.lease = min([limit.lease for limit in limits], default=0)
         self.borrow = any(limit.borrow for limit in limits)
-        """True if a request may cost more than is available."""
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts = self.algorithm.REPLY_FIELDS * len(limits)
         self.load = _load(tuple(map(self.algorithm.load, limits)))
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
         self.longest_wait_us = min([MAX_AHEAD, *waits])
-        """How far ahead a turn can be booked."""
+        """Maximum µs until a booked turn."""
         self.is_dated = any(map(self.algorithm.date, limits))
-        """True if the script needs the date."""
         self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
-        """True if charges need a `Charge.slot`."""
         self.refuses_all = any(not limit.count for limit in limits)
-        """True for a count of 0."""
         self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         self._strictest = strictest
 
     @property
     def strictest(self) -> Bucket:
-        """The bucket for the lowest priority, whose refusals a store must remember."""
+        """For the lowest priority, whose refusals a store must remember."""
         # Avoids a reference cycle.
         return self._strictest or self
 
@@ -97,11 +94,9 @@ class Bucket:
         return Bucket, (self.limits, self.ids, self._strictest)
 
     def less(self, kept: Sequence[int], strictest: Bucket | None = None) -> Bucket:
-        """Return a bucket with less room, see `Limit.less`."""
         return Bucket(tuple([limit.less(many) for limit, many in zip(self.limits, kept)]), self.ids, strictest)
 
     def share(self, processes: int, cost: int = 1) -> Bucket:
-        """See `Limit.share`. All costs that fit return the same object."""
         if processes == 1:
             return self
         share = _share(self, processes, 1)
@@ -121,7 +116,6 @@ def _share(bucket: Bucket, processes: int, cost: int) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def banned(bucket: Bucket) -> Bucket:
-    """Return the bucket under a ban, with states of `ban.Rest`."""
     under_ban = Bucket(bucket.limits, bucket.ids, bucket.strictest)
     under_ban.algorithm, under_ban.has_slots, under_ban.lease = ban, False, 0
     return under_ban
@@ -129,27 +123,26 @@ def banned(bucket: Bucket) -> Bucket:
 
 @lru_cache(maxsize=4096)
 def bucket_of(*limits: Limit | str) -> Bucket:
-    """Return the cached bucket of limits or their text."""
+    """Return the cached bucket of these limits."""
     return Bucket(tuple(as_limit(limit) for limit in limits))
 
 
 _in_use: WeakValueDictionary[tuple[tuple[Limit, ...], tuple[int, ...]], Bucket] = WeakValueDictionary()
-"""Buckets in use, so that equal ones are the same object."""
+"""Equal buckets are the same object."""
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """Group limits into buckets, in order of their first limit.
+    """Group limits, in order of their first one. Raises `ConfigError` for too many, or beyond `MAX_LOAD`.
 
-    Buckets in use are the same objects, so that caches, leases and the memory store survive a reload. Raises `ConfigError` for
-    too many limits, or beyond `MAX_LOAD`.
+    Buckets in use are the same objects, so that caches and leases survive a reload.
     """
     return tuple([bucket for bucket, _ in parts_of(limits, ())])
 
 
 def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[Bucket, int | None], ...]:
-    """`buckets_of` with a separate bucket for each limit at a place in ``costed``, which has its own cost.
+    """`buckets_of` with a separate bucket for each place in ``costed``, returned with it.
 
-    Returns each bucket with that place, if any. Buckets of the same key are parts of one stored bucket.
+    Buckets of the same key are parts of one stored bucket.
     """
     together: dict[tuple[int, int | None], list[int]] = {}
     ids = _numbered(limits)
@@ -203,9 +196,9 @@ Priority = Literal["high", "normal", "low"]
 
 NORMAL: Final[Priority] = "normal"
 RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
-"""How many reserves each priority cannot use."""
+"""Reserves that a priority can't use."""
 MAX_RESERVE = Fraction(49, 100)
-"""Twice as much still leaves room."""
+"""Twice as much leaves room."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
@@ -215,7 +208,7 @@ def is_priority(value: object) -> TypeGuard[Priority]:
 
 
 def share_of(value: object) -> Fraction:
-    """Parse a reserve such as ``20%`` or 0.2, exactly. Raises `ConfigError` unless it is above 0 and at most 49 %."""
+    """Parse ``20%`` or 0.2 exactly. Raises `ConfigError` outside of 0 to 49 %."""
     share = None
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
         share = Fraction(match[1]) / 100
@@ -229,7 +222,7 @@ def share_of(value: object) -> Fraction:
 
 
 def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
-    """Round reserves up to whole requests. Raises `ConfigError` if a limit has no room left."""
+    """Round reserves up. Raises `ConfigError` if no room is left."""
     kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
     low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
     found: dict[Priority, tuple[Bucket, ...]] = {}
@@ -247,27 +240,25 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MOST_REMEMBERED = 1024
-"""The process pauses while a full garbage collection visits all objects."""
+"""A full garbage collection visits them all."""
 _ADMITTED = 8
-"""A full cache adds one of this many new values."""
+"""A full cache adds one of this many values."""
 
 
 class Remembered(Generic[K, V]):
-    """A cache of at most `MOST_REMEMBERED` values that adds few new ones if full, and evicts at random.
+    """A cache of `MOST_REMEMBERED` values that adds few new ones if full, and evicts at random.
 
-    With LRU or FIFO, keys that come in turn would all miss as soon as one key is too many, and each miss would leave garbage
-    for full collections.
+    With LRU or FIFO, one cyclic key too many makes all miss, each with garbage for full collections.
     """
 
     __slots__ = ("_keys", "values")
 
     def __init__(self) -> None:
         self.values: Final[dict[K, V]] = {}
-        """For lookups only."""
         self._keys: list[K] = []
 
     def add(self, key: K, value: V) -> None:
-        """A full cache ignores most new values."""
+        """A full cache ignores most values."""
         if len(self._keys) < MOST_REMEMBERED:
             self._keys.append(key)
         else:

@@ -20,37 +20,35 @@ from limitgate.messages.text import listed
 SECOND = 1_000_000
 
 InForce = tuple[str | None, int, int]
-"""Rule, limit on requests in flight, and free places. The rule is None for an outbound host."""
+"""Rule (None for an outbound host), limit in flight, free places."""
 
 
 class InShadow(tuple[str | None, int, int]):
-    """An `InForce` that counts only without other limits."""
+    """Counts only without other limits."""
 
     __slots__ = ()
 
 
 class Window(NamedTuple):
-    """Public state of one limit. Immutable."""
+    """State of one limit. Immutable."""
 
     rule: str | None
-    """Name of the rule; None in a `Limiter`."""
+    """None in a `Limiter`."""
     limit: int
-    """The burst, which is the capacity of the bucket in requests."""
+    """The burst: the capacity in requests."""
     period: int
     """Seconds."""
     remaining: int
-    """Whole requests that still fit."""
+    """Whole requests that fit."""
     used: int
-    """Requests that count against the limit, rounded up."""
+    """Charged requests, rounded up."""
     reset_after: float
-    """Seconds until the bucket is full again."""
+    """Seconds until the bucket is full."""
     retry_after: float
-    """Seconds until this request fits; 0 if it does, ``inf`` if its cost exceeds the burst."""
+    """Seconds until this request fits; ``inf`` if its cost exceeds the burst."""
 
 
 class Standing(NamedTuple):
-    """State of a bucket after a decision."""
-
     charge: Charge
     states: Sequence[State]
     fits: bool
@@ -78,16 +76,12 @@ class Standing(NamedTuple):
 
 
 class PickledEvidence(list[BucketReading]):
-    """Evidence of an unpickled decision."""
-
     def __init__(self, windows: Sequence[Window]) -> None:
         super().__init__()
         self.windows = tuple(windows)
 
 
 class SettlementOwner(Protocol):
-    """Creates `FinalCosts` on demand."""
-
     def open_settlement(self) -> FinalCosts:
         """Return the settlement. The first call creates it."""
 
@@ -96,21 +90,19 @@ class FinalCosts:
     """Costs that the application reports while the request runs."""
 
     costs: Mapping[str | None, int | Sequence[int]] = MappingProxyType({})
-    """By rule; None stands for all other rules."""
+    """By rule; None: all others."""
     usage: tuple[int, int] | None = None
-    """Input and output tokens of the response, for costs in tokens; None before it is over."""
+    """Input and output tokens; None before the end."""
     others: tuple[FinalCosts, ...] = ()
     has_news = False
     is_over = False
 
     def note(self, rule: str | None, cost: int | Sequence[int]) -> None:
-        """Safe under threads."""
         for each in (self, *self.others):
             each.__dict__.setdefault("costs", {})[rule] = cost
             each.has_news = True
 
     def note_usage(self, usage: tuple[int, int]) -> None:
-        """Note the tokens of this gate's response."""
         self.usage, self.has_news = usage, True
 
 
@@ -121,45 +113,41 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules count only if
-    there are no others.
-    """
+    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules count last."""
     remaining: int
-    """Units that still fit into the tightest window: requests, or what the ``cost`` counts, such as tokens."""
+    """Requests, or other units of ``cost``, that still fit into the tightest window."""
     retry_after: float
-    """Seconds until all windows would admit the request; 0 if it is allowed, ``inf`` if its cost exceeds the burst."""
+    """Seconds until the request fits all windows; 0 if allowed, ``inf`` if its cost exceeds the burst."""
     reset_after: float
-    """Seconds until the tightest window is full again."""
+    """Seconds until the tightest window is full."""
     granted: int
-    """The cost; 0 if the request was refused or only checked."""
+    """The charged cost; 0 if refused or only checked."""
     rule: str | None
-    """The refusing rule with the longest wait, or the rule of the tightest window. None in a `Limiter`."""
+    """The refusing rule with the longest wait, or that of the tightest window. None in a `Limiter`."""
     degraded: bool = False
-    """True if the store failed and ``on_error`` decided."""
+    """True if ``on_error`` decided, because the store failed."""
     shadow: bool = False
-    """True if only shadow rules refused, so that the request passes."""
+    """True if only shadow rules refused."""
     delay: float = 0.0
-    """Seconds of waiting for a permit and for a booked turn; 0 without any wait. The wait is over when the application sees
-    this. It may have been shorter if requests ahead left the queue.
-    """
+    """Maximum seconds that the request waited for a permit and a turn. The wait is over when the application sees this."""
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
-    """Behind ``standings`` and ``windows``."""
+    """Readings behind ``standings`` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
-    """True if the charges that fit were made."""
+    """True if charges were made."""
     settlement: FinalCosts | None = field(default=None, compare=False)
-    """Receives the cost from `Decision.settle`; None in a `Limiter`."""
+    """Receives `Decision.settle`; None in a `Limiter`."""
     in_force: tuple[InForce, ...] = field(default=(), compare=False)
-    """Adaptive limits that admitted or refused the request."""
+    """Adaptive limits that decided."""
 
     def __bool__(self) -> bool:
-        """Always True. Warns about a refusal of a `Limiter`, because ``if limiter.hit(...)`` would let it pass."""
+        """Always True. Warns about a `Limiter`'s refusal: ``if limiter.hit(...)`` would let it pass."""
         if not self.allowed and self.rule is None:
             warnings.warn("a refusal is true, as every Decision is; expected decision.allowed", RuntimeWarning, stacklevel=2)
         return True
 
     @property
     def retry_after_header(self) -> int | None:
-        """Value for ``Retry-After``: whole seconds, rounded up, at least 1. None if allowed, or if waiting cannot help."""
+        """``Retry-After``: whole seconds, at least 1. None if allowed, or if waiting can't help."""
         return None if self.allowed or math.isinf(self.retry_after) else max(1, math.ceil(self.retry_after))
 
     @property
@@ -172,17 +160,15 @@ class Decision:
 
     @property
     def standings(self) -> list[Standing]:
-        """State of every bucket."""
         return [Standing(charge, states, after is not None) for charge, states, after in _after_charges(self)]
 
     @property
     def refusing(self) -> tuple[str | None, ...]:
-        """The rules that refused."""
         return tuple(dict.fromkeys([charge.rule for charge, _, after in self.evidence if after is None and charge.enforced]))
 
     @property
     def refusing_key(self) -> str:
-        """Key of the bucket of ``rule`` that refused, without suffix; empty if none did."""
+        """Key of the refusing bucket of ``rule``, without suffix, or empty."""
         refused = [charge for charge, _, after in self.evidence if after is None and charge.enforced]
         charge = next((charge for charge in refused if charge.rule == self.rule), None)
         return "" if charge is None else charge.key.removesuffix(charge.bucket.suffix)
@@ -202,13 +188,15 @@ class Decision:
     def settle(self, cost: int | Sequence[int], rule: str | None = None) -> None:
         """Report the real cost of the request, such as the tokens of a language model or the bytes sent.
 
-        The buckets are corrected when the response is over. An overcharge is refunded as if it had never been made. An
-        undercharge is owed from then on, even if it exceeds the limit. Without ``rule``, the cost applies to the rules with a
-        ``cost`` other than 1, or to all rules if there are none. The last call wins. Safe to call from any thread. In a rule
-        whose limits have their own cost, it is that of these limits; of several, a list in their order.
+        Buckets are corrected at the end of the response: an overcharge is refunded, an undercharge is owed even beyond the
+        limit.
+        Without ``rule``, this is the cost of all rules whose ``cost`` isn't 1, or else of all rules. For limits with own costs,
+        pass
+        a list. The last call wins. Thread-safe.
 
         Raises `TypeError` or `ValueError` for an invalid cost, `ValueError` for a rule outside this decision, and
-        `RuntimeError` if the response is over or the decision comes from a `Limiter`.
+        `RuntimeError`
+        after the response or from a `Limiter`.
         """
         settlement = self.settlement
         if settlement is None or settlement.is_over:
@@ -218,10 +206,7 @@ class Decision:
         settlement.note(rule, tuple(map(check_cost, cost)) if isinstance(cost, list | tuple) else check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
-        """Return the public fields and the windows as dictionaries, for logs and queues, like a named tuple.
-
-        ``retry_after`` is None if waiting cannot help, because JSON has no infinity.
-        """
+        """As dictionaries, for logs and queues. ``retry_after`` is None if waiting can't help: JSON has no infinity."""
         windows = [window._asdict() | _finite(window.retry_after) for window in self.windows]
         return self._shown() | _finite(self.retry_after) | {"windows": windows}
 
@@ -235,7 +220,7 @@ class Decision:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the public fields and the windows, without readings and request."""
+        """Pickle the decision without readings and request."""
         shown = self._shown()
         return _unpickled, (type(self), shown, self.windows)
 
@@ -273,7 +258,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
     is_charged: bool,  # noqa: FBT001
     settlement: FinalCosts | None,
 ) -> Decision:
-    """Takes an eighth of the constructor's time."""
+    """In an eighth of the constructor's time."""
     draft: Any = _Draft()
     draft.allowed = allowed
     draft.limit = limit
@@ -295,7 +280,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
 
 
 class DeferredDecision(Decision):
-    """An admitting decision that becomes a `Decision` on first access."""
+    """Becomes a `Decision` on first access."""
 
     __slots__ = ()
 
@@ -307,7 +292,6 @@ class DeferredDecision(Decision):
 
     @property
     def settlement(self) -> FinalCosts | None:
-        """Receives the cost from `Decision.settle`."""
         return _worked_out(self).settlement
 
     def __eq__(self, other: object) -> bool:
@@ -319,15 +303,15 @@ class DeferredDecision(Decision):
 _SLOTS: Any = vars(Decision)
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
-"""For a deferred decision about a request with permits, see `under_places`."""
+"""For a deferred decision with permits, see `under_places`."""
 _new = object.__new__
 OVER = FinalCosts()
-"""For requests that ended before any code read the decision."""
+"""For requests that ended before the decision was read."""
 OVER.is_over = True
 
 
 def _worked_out(decision: Decision) -> Decision:
-    """A function, because another thread may already have replaced the class. Concurrent threads get equal values."""
+    """Another thread may have replaced the class; concurrent results are equal."""
     evidence: Any = decision.evidence
     owner: SettlementOwner | FinalCosts = evidence.owner
     worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())
@@ -346,7 +330,7 @@ def _worked_out(decision: Decision) -> Decision:
 
 
 def deferred(evidence: Any, owner: SettlementOwner) -> Decision:
-    """``evidence`` is a `limitgate.limits.template.PlainSpend`, whose method ``decision`` computes it."""
+    """``evidence`` is a `limitgate.limits.template.PlainSpend`."""
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
     evidence.owner = owner
@@ -364,8 +348,7 @@ def _in_force_of(deferred: Decision) -> tuple[InForce, ...]:
 class RateLimited(LimitGateError):  # noqa: N818 - the name is public
     """A call was refused. ``decision`` holds the reason and the wait.
 
-    ``response`` is the response of a remote service that refused. ``refusal_id`` is the id for ``limitgate explain --id`` if a
-    gate refused. Both are otherwise None.
+    ``response`` is a remote service's refusal. ``refusal_id`` is a gate's id for ``limitgate explain --id``.
     """
 
     refusal_id: str | None = None
@@ -380,16 +363,16 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is public
 
     @property
     def retry_after_header(self) -> int | None:
-        """Value for ``Retry-After``: whole seconds, rounded up, at least 1. None if waiting cannot help."""
+        """``Retry-After``: whole seconds, at least 1. None if waiting can't help."""
         return self.decision.retry_after_header
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the decision and the message, without the response."""
+        """Pickle the error without the response."""
         return RateLimited, (self.decision,), {"args": self.args}
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
-    """The numbers describe the state after the plan."""
+    """Make the decision, with the state after the plan."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
@@ -419,7 +402,7 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
 
 
 def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCosts) -> Decision:
-    """Return a refusal that bans have followed. ``bans`` maps keys of buckets to lengths in µs."""
+    """Return a refusal with new bans: µs by bucket key."""
     charges = [charge for charge, _, _ in refusal.evidence]
     places = {place: bans[charge.key] for place, charge in enumerate(charges) if charge.key in bans}
     states = with_bans(charges, [before for _, before, _ in refusal.evidence], places)
@@ -428,7 +411,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Join two decisions about a request that the first one admitted, with a wait for both."""
+    """Join the decisions of a request that the first one admitted, with both waits."""
     in_force = (*first.in_force, *second.in_force)
     if in_force:
         return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
@@ -463,7 +446,6 @@ def _joined_in_force(first: Decision, second: Decision, in_force: tuple[InForce,
 
 
 def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) -> Decision:
-    """Make the decision under adaptive limits only."""
     rule, limit, remaining = in_force[0] if len(in_force) == 1 else min(_enforced(in_force) or in_force, key=itemgetter(2))
     decision = decision_of(True, limit, remaining, 0.0, 0.0, 1, rule, False, 0.0, (), False, settlement)
     _set(decision, "in_force", in_force)
@@ -471,13 +453,12 @@ def admitted_in_flight(in_force: tuple[InForce, ...], settlement: FinalCosts) ->
 
 
 def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Decision:
-    """Make the decision without a permit under the last limit."""
     rule, limit, remaining = in_force[-1]
     return Decision(False, limit, remaining, retry_after, 0.0, 0, rule, in_force=in_force)
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a new decision. The one with the least remaining becomes the tightest window."""
+    """The adaptive limit with the least remaining becomes the tightest window."""
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force
@@ -490,7 +471,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """None if all limits have at least ``remaining`` free places. Shadow rules are ignored."""
+    """None if all have at least ``remaining``. Ignores shadow rules."""
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
         fewest = min(_enforced(in_force), key=itemgetter(2), default=None)
@@ -511,7 +492,7 @@ def _after_charges(decision: Decision) -> Sequence[BucketReading]:
 
 
 def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
-    """For a common bucket, keep the tighter or refusing reading."""
+    """Keep the tighter or refusing reading of a common bucket."""
     joined = {bucket.charge.key: bucket for bucket in first}
     for bucket in second:
         known = joined.get(bucket.charge.key)
@@ -526,13 +507,12 @@ def _least(bucket: BucketReading) -> int:
 
 
 def _again(admitted: Decision) -> float:
-    """Slots don't count, because they will be free."""
     charged = [(charge, states) for charge, states, _ in _after_charges(admitted) if charge.enforced]
     return max([_wait(charge, states) for charge, states in charged if not charge.bucket.has_slots], default=0.0)
 
 
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
-    """Return charge, limit, remaining requests, and µs until the tightest window is full."""
+    """Charge, limit, remaining, and µs until full."""
     tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]
     for charge, before, after in buckets:
@@ -569,21 +549,18 @@ def _delay(buckets: Sequence[BucketReading]) -> float:
 
 
 def is_booked(charge: Charge, states: Sequence[State]) -> bool:
-    """True if the request has to wait for a turn."""
     return bool(charge.turn_us or (charge.max_wait_us and charge.enforced and wait_us(charge, states)))
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
-    """In seconds; ``inf`` if the charge never fits."""
+    """Seconds; ``inf`` if the charge never fits."""
     wait = wait_us(charge, states)
     return math.inf if wait is None else max(0, wait - charge.max_wait_us) / SECOND
 
 
 def undecided(*, allowed: bool) -> Decision:
-    """Make the decision of ``on_error``, without buckets."""
     return Decision(allowed, 0, 0, 0.0, 0.0, 0, None, degraded=True)
 
 
 def denied(rule: str | None) -> Decision:
-    """Make the decision of a deny rule."""
     return Decision(False, 0, 0, math.inf, 0.0, 0, rule)

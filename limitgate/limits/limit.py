@@ -22,14 +22,14 @@ from limitgate.errors import ConfigError, Field, called_as
 from limitgate.messages.text import expected_of
 
 SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604_800}
-"""Other periods are written ``5 per 15 minutes``. A ``fixed_window`` also accepts `MONTH`."""
+"""A ``fixed_window`` also accepts `MONTH`."""
 MONTH = "month"
 
 MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
-"""Requests per second up to which Lua's doubles are exact."""
+"""Requests per second; keeps Lua's doubles exact."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
-"""Maximum time for an empty bucket to fill."""
+"""µs for an empty bucket to fill."""
 ABBREVIATIONS = {
     "s": "second",
     "sec": "second",
@@ -58,53 +58,51 @@ class Limit:
 
     Examples: ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
     count; a count of 0 refuses every request. Decisions are exact up to 1,000,000 requests per second and periods up to 366
-    days. Raises `ConfigError` for limits beyond this range and for invalid text.
+    days. Raises `ConfigError` beyond this range, and for invalid text.
 
-    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months. Other algorithms do not support months.
+    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months; other algorithms don't.
 
-    ``lease`` lets a process take up to that many requests from Redis in advance and admit them locally for at most a second.
-    Unused requests are then returned. The limit is never exceeded, but up to ``lease`` requests per process may go unused.
+    ``lease`` lets a process take that many requests from Redis in advance, for at most a second. The limit is never exceeded,
+    but up to ``lease`` requests per process may go unused.
 
-    ``borrow`` admits a request that costs more than is available if at least one request fits; later requests pay for it.
-    ``warm_up`` starts an idle limit at a third of its rate and raises the rate over that time, ``10`` or ``"10s"``. Both work
-    like Guava's limiters.
+    ``borrow`` admits any cost if one request fits; later requests pay for it. ``warm_up`` starts an idle limit at a third of
+    its rate, and raises the rate over that time, ``10`` or ``"10s"``. Both work like Guava's limiters.
 
-    ``Limit("20 at once")`` limits requests in flight by the algorithm ``concurrency`` and has no period. A request takes a
-    place when it arrives and releases it when it is over.
+    ``Limit("20 at once")`` limits requests in flight by the algorithm ``concurrency`` and has no period.
     """
 
     count: int
-    """Requests per period; 0 refuses every request."""
+    """Requests per period; 0 refuses all."""
     period: int
-    """Seconds; for months, the longest possible period; 0 for requests in flight."""
+    """Seconds; the longest month; 0 for requests in flight."""
     months: int
-    """Calendar months per period; 0 for a period in seconds."""
+    """Calendar months; 0 for seconds."""
     burst: int
     """Requests that a full bucket admits at once. Defaults to the count."""
     algorithm: str
-    """Algorithm that counts requests. Defaults to the rule's algorithm, or ``gcra``; see docs/algorithms.md."""
+    """Counting algorithm, by default that of the rule or ``gcra``. See docs/algorithms.md."""
     lease: int
-    """Requests that a process may take from Redis in advance; 0 to ask for each one."""
+    """Requests that a process takes from Redis in advance; 0: none."""
     align: str | None
-    """Start of a ``fixed_window``: ``utc``, a time zone, or ``first-request``. Defaults to multiples of the period."""
+    """Start of a ``fixed_window``: ``utc``, a time zone, or ``first-request``. Default: multiples of the period."""
     borrow: bool
-    """True to admit a request of any cost if one request fits. Later requests pay for it."""
+    """True to admit any cost if one request fits. Later requests pay for it."""
     warm_up: float | None
-    """Seconds, or text such as ``10s``, in which an idle limit rises from a third of its rate to the full rate."""
+    """Seconds, or ``10s``, in which an idle limit rises from a third of its rate to all of it."""
     says_algorithm: bool = field(compare=False)
     """True if the rule's algorithm is ignored."""
     period_us: int = field(compare=False)
-    """Also the weight of a request in ticks."""
+    """Also a request's weight in ticks."""
     capacity: int = field(compare=False)
-    """Ticks of a full bucket."""
+    """Ticks."""
     ceiling: int = field(compare=False)
     """Maximum debt in ticks."""
     full: int = field(compare=False)
-    """Idle time in ticks that ``warm_up`` stores."""
+    """Ticks of idle time that ``warm_up`` stores."""
     most: int = field(compare=False)
-    """Maximum cost of a request."""
+    """Maximum cost."""
     series: int
-    """Limits of equal periods and different series have different windows, whatever their order. Told limits use 0 to 3."""
+    """Separates windows of equal periods; told limits use 0 to 3."""
 
     @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(
@@ -132,7 +130,7 @@ class Limit:
         borrow: bool = False,
         warm_up: Duration | None = None,
     ) -> None:
-        """The caller runs `check_months`, because a rule may set the algorithm."""
+        """The caller runs `check_months`: a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
             message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
@@ -187,27 +185,26 @@ class Limit:
             become(self, "most", most)
 
     def leased(self, lease: int) -> Limit:
-        """Raises `ConfigError` for an invalid lease."""
+        """Raises `ConfigError`."""
         return self.having(lease=lease)
 
     def having(self, **options: Any) -> Limit:
-        """Return this limit with other options. Raises `ConfigError`."""
         now = {name: getattr(self, name) for name in _OPTIONS[1:] if name != "algorithm" or self.says_algorithm}
         return Limit(str(self), **{**now, **options})
 
     def in_series(self, series: int) -> Limit:
-        """Return this limit with windows of their own, see `series`."""
+        """Return this limit with separate windows, see `series`."""
         other = copy(self)
         other._become(series=series)  # noqa: SLF001 - same class
         return other
 
     def share(self, processes: int, cost: int = 1) -> Limit:
-        """Return the share of one process out of ``processes``. The sum of all shares never exceeds this limit.
+        """Return one process' share of ``processes``. All shares together never exceed this limit.
 
-        The rate is divided exactly, if necessary by a longer period: ``100/minute`` for four processes is ``25/minute``, and
-        ``5/second`` for two is ``5 per 2 seconds``. The burst is divided and rounded down, but a request of this ``cost``
-        stays possible if it was, and one request always does. Window algorithms have no rate, so only the burst is divided. A
-        share has no lease. It may exceed the range of other limits and is for the memory store only.
+        The rate is divided exactly, if necessary by a longer period: ``5/second`` for two is ``5 per 2 seconds``. The burst is
+        rounded down, but this ``cost`` stays possible if it was, and one request always. Window algorithms divide the burst
+        only.
+        A share has no lease, may exceed the usual range, and is for the memory store only.
         """
         common = gcd(self.count, processes)
         burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
@@ -218,7 +215,7 @@ class Limit:
         return shared
 
     def less(self, kept: int) -> Limit:
-        """Return this limit with ``kept`` requests less room. Raises `ConfigError` if no room remains."""
+        """With ``kept`` requests less room. Raises `ConfigError` if none remains."""
         if not self.count:
             return self
         if kept >= self.burst:
@@ -243,14 +240,13 @@ class Limit:
 
     @property
     def unit(self) -> str | None:
-        """Name of the period, such as ``minute`` or ``month``; None for other periods."""
+        """``minute`` or ``month``; None for other periods."""
         if self.months:
             return MONTH if self.months == 1 else None
         return next((unit for unit, seconds in SECONDS.items() if seconds == self.period), None)
 
     @property
     def given(self) -> dict[str, Any]:
-        """A mapping that `as_limit` converts back."""
         usual = "warm_up" if self.warm_up else "concurrency" if not self.period else "gcra" if self.count else "fixed_window"
         default = {"algorithm": usual, "lease": 0, "align": None, "borrow": False, "warm_up": None}
         options = {name: getattr(self, name) for name, value in default.items() if getattr(self, name) != value}
@@ -258,17 +254,14 @@ class Limit:
 
 
 def as_limit(value: object) -> Limit:
-    """Convert a `Limit`, text, or a mapping with ``limit`` and the options of `Limit`.
-
-    Raises `ConfigError`.
-    """
+    """Convert a `Limit`, text, or a mapping with ``limit`` and its options. Raises `ConfigError`."""
     limit = limit_of_rule(value)
     check_months(limit)
     return limit
 
 
 def limit_of_rule(value: object) -> Limit:
-    """`as_limit` without `check_months`, because a rule may set the algorithm."""
+    """Without `check_months`: a rule may set the algorithm."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
@@ -295,7 +288,7 @@ def _written(text: Any, **options: Any) -> Limit:
 
 
 def check_months(limit: Limit, place: Field = ()) -> None:
-    """Raise `ConfigError` for calendar months without a ``fixed_window``."""
+    """Raise `ConfigError` without a ``fixed_window``."""
     if limit.months and limit.algorithm != "fixed_window":
         said = f"not of {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
         raise ConfigError(
@@ -327,7 +320,7 @@ def kept_as(algorithm: str) -> Limit:
 
 
 def _parse(text: object) -> tuple[int, int, int, int | None]:
-    """In seconds or in months."""
+    """Parse a limit with a period in seconds or months."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
@@ -420,7 +413,7 @@ def _mistake_by_algorithm(limit: Limit) -> str | None:
 T = TypeVar("T")
 
 Duration = float | str | timedelta
-"""Seconds, text with a unit, or a `timedelta`."""
+"""Seconds, or text with a unit."""
 
 UNITS = {
     "ms": 1,
@@ -440,7 +433,7 @@ UNITS = {
     "wk": 604_800_000,
     "week": 604_800_000,
 }
-"""In milliseconds, which makes ``500ms`` exact. All but ``ms`` and single letters have a plural."""
+"""Milliseconds, which keep ``500ms`` exact."""
 _WORDS = "|".join([unit if unit in ("ms", *"smhdw") else f"{unit}s?" for unit in UNITS])
 PATTERN = rf"\s*(?!0[0-9]+(?:\.[0-9]+)?\s*$)([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({_WORDS})?\s*"
 _DURATION = re.compile(PATTERN, re.ASCII)
@@ -448,10 +441,7 @@ EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h', '1d' or
 
 
 def seconds_of(value: object) -> float:
-    """Return a duration, as number, text or `timedelta`, in seconds.
-
-    Raises `ConfigError` for other values, and for negative or infinite ones.
-    """
+    """Return a duration in seconds. Raises `ConfigError` for negative, infinite and other values."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         unit = match[2] or "s"
@@ -464,10 +454,7 @@ def seconds_of(value: object) -> float:
 
 
 def as_seconds(value: Duration | T, what: str) -> float | T:
-    """Return the seconds of a duration in text or of a `timedelta`, or other values unchanged.
-
-    Raises `ConfigError` about ``what`` for invalid text, and for true and false, which Python counts as numbers.
-    """
+    """Convert duration text or a `timedelta`; other values stay. Raises `ConfigError` for invalid text, true and false."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if not isinstance(value, str | bool):

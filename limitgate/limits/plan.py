@@ -13,12 +13,11 @@ from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, banned
 from limitgate.limits.limit import Limit
 
 Source = Literal["nobody", "store", "cache", "lease", "local"]
-"""A stored refusal is ``cache``, this process in an outage ``local``, a decision without buckets ``nobody``."""
+"""``cache``: a stored refusal; ``local``: this process in an outage; ``nobody``: no buckets."""
 Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 
 
 def check_cost(cost: object) -> int:
-    """Raises `TypeError` if it is not an integer, `ValueError` if it is negative."""
     if type(cost) is not int:
         raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
     if cost < 0:
@@ -27,26 +26,26 @@ def check_cost(cost: object) -> int:
 
 
 def new_slot() -> int:
-    """Return a unique name of 51 bits. `urandom` never repeats after a fork."""
+    """A unique name of 51 bits; `urandom` never repeats after a fork."""
     return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
 REQUESTS = "requests"
 TOKENS = {1: ("tokens",), 2: ("input_tokens", "output_tokens"), 3: ("tokens", "input_tokens", "output_tokens")}
-"""Units of the limits of a rule that have their own cost, by their number."""
+"""Units of a rule's limits with own costs, by their number."""
 
 
 class Adjustment(NamedTuple):
-    """Charges taken in advance, and corrections of earlier charges."""
+    """Charges taken in advance, and corrections."""
 
     most: int
-    """How many further requests to take."""
+    """Further requests to take."""
     as_of: int
-    """Unix µs by the store's clock when the corrected charge began to drain."""
+    """Unix µs of the store when the charge began to drain."""
     back: Sequence[Amount]
-    """To return per window. A negative amount is charged even if it does not fit."""
+    """To return per window; a negative amount is charged in any case."""
     grace: Sequence[int]
-    """Time in µs per window during which a refund is complete."""
+    """µs per window until a refund becomes partial."""
 
     @property
     def gives_back(self) -> bool:
@@ -54,24 +53,21 @@ class Adjustment(NamedTuple):
 
 
 class Charge(NamedTuple):
-    """A request's charge to one bucket."""
-
     key: str
-    """Digests only, no client data."""
+    """Holds digests only."""
     bucket: Bucket
     cost: int
     enforced: bool
-    """False for shadow rules."""
     rule: str | None
     adjustment: Adjustment | None = None
     max_wait_us: int = 0
-    """For a turn, at most `Bucket.longest_wait_us`."""
+    """For a turn."""
     slot: int = 0
-    """A name; 0 for none."""
+    """A name; 0: none."""
     turn_us: int = 0
-    """In a reading, the request's turn across all limits."""
+    """In a reading: the turn across all limits."""
     unit: str = REQUESTS
-    """What the cost counts: requests, or a kind of tokens."""
+    """Unit of the cost."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """Return a zero-cost charge with an adjustment."""
@@ -85,40 +81,38 @@ class Charge(NamedTuple):
         return self._replace(bucket=banned(self.bucket), max_wait_us=0)
 
     def renewed(self) -> Charge:
-        """Return a zero-cost charge that renews this slot, or takes an expired one again if there is room."""
+        """A zero-cost charge that renews this slot, or takes an expired one again."""
         return self.adjusted([-self.cost], [self.slot])
 
     def share(self, processes: int) -> Charge:
-        """See `Limit.share`."""
         return self if processes == 1 else self._replace(bucket=self.bucket.share(processes, self.cost))
 
 
 class Plan(NamedTuple):
-    """All buckets of one request: all are charged, or none."""
+    """Buckets of a request: all are charged, or none."""
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
     ban_us: int = 0
-    """For the verb ``ban``."""
 
     @classmethod
     def spend(cls, charges: Iterable[Charge]) -> Plan:
-        """Make all charges that fit, if all enforced ones fit."""
+        """Charge all that fit, if enforced ones fit."""
         return cls(tuple(charges), "spend")
 
     @classmethod
     def peek(cls, charges: Iterable[Charge]) -> Plan:
-        """Read without charging. Debts drain first under their stored count."""
+        """Read only. Debts drain first under their stored count."""
         return cls(tuple(charges), "peek")
 
     @classmethod
     def look(cls, charges: Iterable[Charge]) -> Plan:
-        """Read without any change, even if the count of a limit differs."""
+        """Read only, even if a count differs."""
         return cls(tuple(charges), "look")
 
     @classmethod
     def adjust(cls, charges: Iterable[Charge]) -> Plan:
-        """Make refunds, bans, renewals and releases, whether they fit or not."""
+        """Refund, ban, renew and release unconditionally."""
         return cls(tuple(charges), "adjust")
 
     @classmethod
@@ -127,7 +121,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def ban(cls, charges: Iterable[Charge], us: int) -> Plan:
-        """Refuse all charges for at least ``us`` microseconds; 0 lifts the bans. Usage stays."""
+        """Refuse for at least ``us`` µs; 0 lifts bans. Usage stays."""
         return cls(tuple(charges), "ban", us)
 
     @property
@@ -142,7 +136,6 @@ class Plan(NamedTuple):
         return any(charge.adjustment for charge in self.charges)
 
     def named(self) -> Plan:
-        """Give the plan a slot name."""
         slot = new_slot()
         return self._replace(
             charges=tuple([charge._replace(slot=slot) if charge.bucket.has_slots else charge for charge in self.charges])
@@ -150,10 +143,8 @@ class Plan(NamedTuple):
 
 
 class BucketReading(NamedTuple):
-    """The reading of one bucket."""
-
     charge: Charge
-    """`Charge.under_ban` if the bucket is banned."""
+    """`Charge.under_ban` if banned."""
     before: Sequence[State]
     after: Sequence[State] | None
     """None if the charge does not fit."""
@@ -163,12 +154,12 @@ class Reading(NamedTuple):
     """A store's answer to a plan."""
 
     now: int
-    """The store's clock in Unix µs."""
+    """Store clock, Unix µs."""
     buckets: Sequence[BucketReading]
     admitted: bool
-    """True if all enforced charges fit: all charges that fit are then made, otherwise none."""
+    """True if enforced charges fit; fitting charges are then made, otherwise none."""
     waited: float = 0.0
-    """Seconds of silence, if measured."""
+    """Seconds of silence."""
 
     source: Source = "store"
 
@@ -179,7 +170,7 @@ class Reading(NamedTuple):
 def with_bans(
     charges: Sequence[Charge], states: Sequence[Sequence[State]], bans: Mapping[int, int]
 ) -> tuple[list[Charge], list[Sequence[State]]]:
-    """``bans`` maps the index of a charge to the rest of its ban in µs."""
+    """``bans``: µs by index of the charge."""
     read_charges, read_states = list(charges), list(states)
     for place, left_us in bans.items():
         charge = charges[place]
@@ -202,7 +193,7 @@ _new = tuple.__new__
 
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
-    """Compute the reading of ``states`` at ``now``. All stores use this; Lua repeats it for atomicity."""
+    """Compute a reading at ``now``, for all stores; Lua repeats it for atomicity."""
     admitted, remembers_turns = True, False
     buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
@@ -220,7 +211,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
 
 
 def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:
-    """Charge all buckets at the turn of the request: other limits must not count it earlier than one that stores turns."""
+    """Other limits must not count a request before its turn."""
     turn_us = 0
     for charge, before, _ in buckets:
         if charge.max_wait_us and charge.enforced:
@@ -238,7 +229,7 @@ def _at(turn_us: int, charge: Charge, before: Sequence[State], after: Sequence[S
 
 
 def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
-    """Until a charge fits into every window; None if never."""
+    """Until a charge fits; None if never."""
     longest = 0
     for limit, state in zip(charge.bucket.limits, states):
         wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
@@ -249,11 +240,12 @@ def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
-    """Return the correction of an admitted plan, given the final costs. It may be empty.
+    """Return the correction to the final costs; it may be empty.
 
-    A refund returns the difference, less the part that has drained since. Nothing counts as drained while the bucket drained
-    older charges. This is exact to the microsecond if no other request uses the bucket, or if the bucket still owes more than
-    has drained. An undercharge is owed from now on. Otherwise, concurrent requests could all claim the same idle time.
+    A refund is the difference, less what has drained since. Nothing counts as drained while older charges drained. This is
+    exact
+    to the microsecond without other requests, or while more is owed than has drained. An undercharge is owed from now on:
+    concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)
     took = [(charge, bucket, cost) for charge, bucket, cost in read if bucket.after is not None]
@@ -262,12 +254,11 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
 
 
 def full_refund(plan: Plan, reading: Reading) -> Plan:
-    """Return the complete refund of an admitted plan."""
     return refund(plan, reading, [0] * len(plan.charges))
 
 
 def owed(reading: Reading, costs: Sequence[int]) -> Plan:
-    """Return the plan that charges costs whether they fit or not, after the charges have been given back. It may be empty."""
+    """Charge costs unconditionally, after a refund. May be empty."""
     charged = zip(reading.buckets, costs)
     owing = [
         _corrected(bucket.charge._replace(cost=0), bucket, reading.now, cost)
@@ -290,16 +281,12 @@ def _corrected(charge: Charge, reading: BucketReading, now: int, cost: int) -> C
 _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
 _NAMED = TOKENS[3]
-"""Costs with a name, see `limitgate.llm.costs`."""
 NO_COST = object()
-"""The limit has the cost of the request."""
+"""The request's cost applies."""
 
 
 def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int, int]]:
-    """Return the limits, and by place the own costs of some, such as ``("200000/minute", 900)``.
-
-    Raises `TypeError` or `ValueError` for an invalid cost.
-    """
+    """Limits, and own costs by place, such as ``("200000/minute", 900)``. Raises `TypeError` or `ValueError`."""
     if _WITH_COSTS.isdisjoint(map(type, limits)):
         return tuple(limits), _NONE
     bare, costs = [], {}
@@ -314,7 +301,7 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
 
 
 def own_cost(value: Any) -> tuple[Any, Any]:
-    """Return a limit and its own cost, as given."""
+    """Return a limit and its own cost."""
     match value:
         case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost

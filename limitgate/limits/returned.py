@@ -1,4 +1,4 @@
-"""What refunds have returned, and what that changes for later charges. Pure."""
+"""The effect of refunds on later charges. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from limitgate.limits.plan import BucketReading, Charge, Plan, Reading
 
 
 class Returned(NamedTuple):
-    """What a refund has returned to a GCRA bucket."""
-
     key: str
     charged_at: int
-    """The store's clock in Unix µs at the refunded charge."""
+    """Unix µs of the store at the charge."""
     windows: Mapping[int, tuple[int, int]]
-    """By window: the debt before the charge, and the ticks returned."""
+    """By window: debt before the charge, and returned ticks."""
 
     def lowered(self, charge: Charge, now: int, debts: Sequence[int]) -> Sequence[int]:
-        """Return the debts before another charge, made at ``now``, as if the refunded one had never been made."""
+        """Debts before another charge at ``now``, as if the refunded one had not been made."""
         if charge.key != self.key or charge.bucket.algorithm is not gcra:
             return debts
         lowered = list(debts)
@@ -31,10 +29,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return what a correction has returned, given its reading, and the time and reading of the corrected charges.
-
-    Covers GCRA only: a refund of its debt moves every later turn up by the time in which the debt would have drained.
-    """
+    """Return what a correction has returned. GCRA only: its refund moves every later turn up."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

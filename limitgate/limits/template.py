@@ -1,7 +1,7 @@
 """Plain plans: charges that either fit now or don't, precompiled for requests that differ only in keys.
 
-The store runs other plans, such as with a wait or a ban, as general plans. GCRA decisions are computed here without an object
-per charge, with the results of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
+Plans with a wait or a ban are general ones. GCRA decisions are computed here without an object per charge, with the results of
+`limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
 
 MAX_WINDOWS = 12
-"""The script uses a dozen variables per window, and Lua allows 200."""
+"""A window takes a dozen variables; Lua allows 200."""
 _MAX_DEBT = 2**63 - 1
-"""In ticks, to fit into 64 bits."""
+"""Ticks, in 64 bits."""
 
 Row = tuple[int, ...]
-"""Numbers for the `Straight` lines of an algorithm. GCRA: ticks drained per µs, ticks charged, capacity."""
+"""Numbers for `Straight` lines. GCRA: ticks drained per µs, charged ticks, capacity."""
 
 
 def is_plain(charge: Charge) -> bool:
@@ -39,20 +39,20 @@ def is_plain(charge: Charge) -> bool:
 
 
 class ScriptVariant:
-    """Parameters of the script for plain plans. Plans with the same object may share a call."""
+    """Parameters of the script. Plans with the same object may share a call."""
 
     __slots__ = ("buckets", "gives_back", "may_wait")
 
     def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
         self.buckets = buckets
         self.may_wait = may_wait
-        """True if the script declines plans that do not fit now."""
+        """True if the script declines plans that don't fit."""
         self.gives_back = gives_back
-        """True if the plans include refunds, which must not be sent twice."""
+        """True if refunds are included, which must not be sent twice."""
 
 
 class BucketShape(NamedTuple):
-    """Parameters of a bucket in the script."""
+    """A bucket's parameters."""
 
     algorithm: Algorithm
     windows: int
@@ -75,10 +75,7 @@ def straight_of(algorithm: Algorithm) -> Straight:
 
 
 class PlanTemplate:
-    """Plain charges without keys. Checks of bans may follow them.
-
-    Raises `ValueError` for other charges.
-    """
+    """Plain charges without keys, perhaps with checks of bans. Raises `ValueError` for other charges."""
 
     __slots__ = (
         "_only_rule",
@@ -102,37 +99,34 @@ class PlanTemplate:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
-        """How many bans to check. Their keys come last."""
+        """Their keys come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
         self.charges = tuple(charges)
         self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
-        """Bucket, cost, enforced and rows of each charge but bans."""
+        """Bucket, cost, enforced and rows, without bans."""
         self.has_slots = any(charge.bucket.has_slots for charge in counted)
         self.only = self.buckets[0] if len(counted) == 1 and not self.has_slots else None
-        """None with slots."""
         self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
-        """True if a plan that does not fit now may wait."""
+        """True if a plan may wait."""
         self.is_enforced = False not in [charge.enforced for charge in counted]
-        """True without shadow rules: a plan is admitted if every charge fits."""
+        """True without shadow rules."""
         self.is_of_shadows = True not in [charge.enforced for charge in counted]
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
-        """Maximum time in Redis in µs."""
+        """µs in Redis."""
         self.facts = sum([charge.bucket.facts for charge in charges])
         self.counts = tuple([count for charge in counted for count in charge.bucket.counts])
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
         self.is_of_debts = straight == {gcra.STRAIGHT}
         self._windows: tuple[_Window, ...] | None = None
         self.tightest: _TightestOf
-        """Returns the tightest window after the charges, given the states before. Raises `ValueError` if a charge does not
-        fit.
-        """
+        """From the previous states to the tightest window. Raises `ValueError` if a charge does not fit."""
         self._states = () if self.is_of_debts else _states_of(counted)
         self.shape = OF_ANY
-        """Shared by equal templates, whose plans may share a call."""
+        """Plans of equal templates may share a call."""
         if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
         if self.is_of_debts:
@@ -174,7 +168,6 @@ class PlanTemplate:
         return plan
 
     def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
-        """``now`` is Unix µs."""
         reading = PlainSpend()
         reading.template = self
         reading.keys = keys
@@ -186,7 +179,7 @@ class PlanTemplate:
         return reading
 
     def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:
-        """Return None for readings of other templates, or if a shadow rule refused."""
+        """None for other templates, or if a shadow rule refused."""
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
@@ -208,10 +201,7 @@ class PlanTemplate:
         )
 
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
-        """Return the remaining requests of each window after the charges, and the µs until it is full, rounded up.
-
-        None without a period.
-        """
+        """Per window: remaining after the charges, and µs until full. None without a period."""
         if self._windows is None:
             left = [
                 (*left_after(state, charge.cost, limit), limit)
@@ -231,7 +221,6 @@ class PlanTemplate:
         return read_buckets
 
     def has_room(self, states: Sequence[State]) -> bool:
-        """Return whether every charge fits."""
         if self._windows is None:
             return self.fits(states)[1]
         # A generator for `all` would take twice as long.
@@ -241,7 +230,7 @@ class PlanTemplate:
         return True
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
-        """Return whether no charge refuses, and whether every charge fits."""
+        """Whether none refuses, and whether all fit."""
         if self._windows is None:
             each = zip(states, self._states)
             full = [charge for state, (left_after, limit, charge) in each if left_after(state, charge.cost, limit)[0] < 0]
@@ -250,7 +239,7 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """The decision has the tightest window before the charges, and the longest wait."""
+        """Has the tightest window before the charges, and the longest wait."""
         windows = self._windows
         if windows is None:
             return decide(reading.whole_plan, reading.whole, settlement)
@@ -278,7 +267,7 @@ class PlanTemplate:
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
-        """Return ``refusing`` and ``refusing_key``, without objects for a single rule."""
+        """``refusing`` and ``refusing_key``, without objects for a single rule."""
         if self._only_rule is None:
             return refusal.refusing, refusal.refusing_key
         return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
@@ -287,13 +276,11 @@ class PlanTemplate:
 Tightest = tuple[int, int, int, Charge]
 """`(burst, remaining, refill_us, charge)`."""
 _Window = tuple[int, int, int, int, int, int, Charge]
-"""`(slack, room, ticks, count, increment, burst, charge)`, where ``slack`` is the highest debt that leaves another window
-tighter.
-"""
+"""`(slack, room, ticks, count, increment, burst, charge)`; above a debt of ``slack`` the window is the tightest."""
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """None if a charge of a shadow rule does not fit. Shadow rules count only if there are no others."""
+    """None if a shadow rule's charge doesn't fit. Shadow rules count only alone."""
     tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
         slack, room, ticks, count, increment, _, charge = window
@@ -361,7 +348,7 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
-    """Constants are parameter defaults, because a closure would create an object for each."""
+    """Constants are defaults: a closure would create objects."""
     place = min(range(len(windows)), key=lambda each: windows[each][5])
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
@@ -370,7 +357,7 @@ def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
 
 @cache
 def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str, Any], str]:
-    """Compile for ``place``, the window with the least burst. Windows in ``alike`` have the same limit and cost."""
+    """For ``place``, the least burst. Windows in ``alike`` have its limit and cost."""
     each = partial(each_window, windows)
     within = each("debt{n} <= slack{n}", " and ")
     for other in alike:
@@ -388,7 +375,7 @@ else:
 
 
 class PlainSpend(_Buckets):
-    """A plain plan, to which the store adds the reading. Serves as a `Plan` or a `Reading`."""
+    """A plain plan, later with its reading. Serves as `Plan` and `Reading`."""
 
     # No `__init__`, which would double the cost.
     __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "owner", "source", "states", "template", "waited")
@@ -399,12 +386,12 @@ class PlainSpend(_Buckets):
     template: PlanTemplate
     keys: Sequence[str]
     now: int
-    """The store's clock in Unix µs."""
+    """Store clock, Unix µs."""
     states: Sequence[State]
-    """States before the plan. For GCRA, the debt in ticks."""
+    """Before the plan. GCRA: debt in ticks."""
     admitted: bool
     owner: SettlementOwner | FinalCosts
-    """For a `DeferredDecision`: the request, or its settlement once it is over."""
+    """The request, or its final settlement."""
     waited: float
     _made: Sequence[BucketReading]
     _plan: Plan
@@ -424,7 +411,6 @@ class PlainSpend(_Buckets):
 
     @property
     def slot(self) -> int:
-        """0 for none."""
         if not self.template.has_slots:
             return 0
         try:
@@ -483,8 +469,6 @@ Sequence.register(PlainSpend)
 
 
 class RefundTemplate:
-    """The charges of a template that an outcome refunds completely."""
-
     __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
 
     def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
@@ -500,7 +484,7 @@ class RefundTemplate:
                 self.states += range(place, place + windows)
             place += windows
         self.parts = tuple(parts)
-        """Refunded charges, each with the slice of its states and its rows."""
+        """Refunded charges with their slices and rows."""
         self.is_of_all = len(parts) == len(template.charges)
         buckets = [charge.bucket for charge, *_ in parts]
         self.counts = tuple([count for bucket in buckets for count in bucket.counts])
@@ -523,7 +507,7 @@ class RefundTemplate:
 
 
 class PlainRefund:
-    """A refund of a `PlainSpend`. Its reading contains only the time."""
+    """A refund of a `PlainSpend`. Its reading has only the time."""
 
     __slots__ = ("_plan", "keys", "now", "spent", "states", "template", "waited")
     verb: Verb = "adjust"
@@ -558,7 +542,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Return amounts and grace of each charge, see `Adjustment`."""
+        """Return the amounts of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)
@@ -567,7 +551,7 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """Without buckets."""
+        """Return a reading without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:
@@ -585,7 +569,7 @@ def whole_reading(reading: AnyAnswer) -> Reading:
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
-    """None if the plans differ or are not plain."""
+    """None if plans differ or aren't plain."""
     first = plans[0]
     if isinstance(first, Plan):
         return None

@@ -1,17 +1,17 @@
-"""Budgets for language models: limits on requests and on tokens, in and out.
+"""Budgets for language models: limits on requests and tokens.
 
-budget.py           `Budget`: its limits, keys and estimates
-windows.py          the limits of a budget by kind, and what a request costs of each
-spending.py         one request: reserves the estimate, settles what was used
-outgoing.py         a request of a throttled client, whose response is read along
-keeper.py           renews holds of requests under way, and reports them to other processes
-fair_share.py       the requests of a process that wait, by tenant; the line of all processes is in the store
+budget.py           `Budget`: limits, keys and estimates
+windows.py          limits by kind, and a request's costs
+spending.py         one request: reserves the estimate, settles the usage
+outgoing.py         a request of a throttled client
+keeper.py           renews and reports requests under way
+fair_share.py       waiting requests of a process, by tenant
 told_limits.py      limits that a provider states
-costs.py            costs of rules in tokens, for requests behind a gate
-metering.py         reads the response of such a request along
-estimate.py         tokens that a request will probably cost
-usage.py            tokens that a response says it has cost
-provider_fields.py  the rate fields of providers
+costs.py            costs of rules in tokens, behind a gate
+metering.py         reads a response behind a gate
+estimate.py         probable tokens of a request
+usage.py            reported tokens of a response
+provider_fields.py  rate fields of providers
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "Usage", "input_tokens", "output_tokens", "tokens"]
 
 _HOMES = {"Budget": "budget", "Usage": "usage", "input_tokens": "costs", "output_tokens": "costs", "tokens": "costs"}
-"""Imports are lazy, because only budgets need an extra, and gates need only the pure modules."""
+"""Lazy: only budgets need an extra."""
 
 # Hidden from type checkers, which would otherwise accept any name.
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Budgets: requests and tokens per time that a provider of language models allows an account."""
+"""Budgets: what a provider of language models allows an account."""
 
 from __future__ import annotations
 
@@ -34,31 +34,27 @@ LONGEST_HOLD = 86_400
 _CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _LONGEST_PART = 256
-"""Characters of a host, and of a model, in a key."""
+"""Characters of a host or model in a key."""
 
 
 class Budget(Remade):
     """Requests and tokens that a provider allows an account: ``Budget(requests="500/minute", tokens="200000/minute")``.
 
-    ``requests``, ``tokens`` (input and output together), ``input_tokens`` and ``output_tokens`` are limits such as
-    ``30000/minute``, or lists of them. All must have room for a request's estimate, which is reserved and, when the response is
-    over, corrected by the tokens that the provider reports. An estimate beyond a burst is cut to the burst.
+    ``requests``, ``tokens`` (input and output), ``input_tokens`` and ``output_tokens`` are limits such as ``30000/minute``, or
+    lists. All must have room for a request's estimate, which the reported usage corrects later. A burst caps estimates.
 
-    ``key`` returns the text under which a request counts, from the request of a client, or from the body in `reserve`; None is
-    not limited. By default host, credential (as a digest) and model. ``pools`` maps patterns of models to a common name:
-    ``{"claude-opus-*": "opus"}``. ``estimate`` replaces the estimate: a callable that takes the body (parsed if it is a JSON
-    object, else bytes) and returns input tokens, or input and output tokens.
+    ``key`` returns a request's key, from a client's request, or from the body in `reserve`; None isn't limited. By default
+    host,
+    credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*": "opus"}``.
+    ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input and output tokens.
 
-    ``hold`` is the time, by default 2 minutes, after which the reservation of a process that has died is given back; None:
-    never. With ``limits="told"``, limits that the provider states in its responses replace those given, in every process that
-    shares the store.
+    ``hold``, by default 2 minutes, is when a dead process' reservation is refunded; None: never. With ``limits="told"``, limits
+    in
+    the provider's responses replace those given, in all processes.
 
-    ``share`` returns the tenant of a request, from what ``key`` gets. Tenants that wait, in any process, take turns by tokens,
-    so that one with many requests does not keep the others waiting.
+    ``share`` returns a request's tenant, from what ``key`` gets. Waiting tenants of all processes take turns by tokens.
 
-    ``name`` labels the metrics of the budget. Budgets of the same name add up.
-
-    Raises `ConfigError` for invalid limits or options.
+    ``name`` labels metrics, which add up. Raises `ConfigError` for invalid limits or options.
     """
 
     def __init__(
@@ -107,15 +103,14 @@ class Budget(Remade):
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget who waits in the parent of a fork."""
+        """Waiting requests belong to the parent."""
         self._lock = Lock()
         self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
 
     def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration = 0) -> BudgetReservation:
-        """Reserve what a request with this body will probably cost.
+        """Reserve the estimated cost of a body.
 
-        ``timeout`` is the longest wait for a turn in seconds or as ``30s``; 0 refuses at once. The decision is in
-        ``.decision``. Raises `StoreError` if the store fails.
+        ``timeout`` is the longest wait in seconds or as ``30s``; 0 refuses at once. See ``.decision``. Raises `StoreError`.
         """
         spending = self._spending_of(body)
         try:
@@ -138,10 +133,7 @@ class Budget(Remade):
         return AsyncBudgetReservation(spending)
 
     def exchange(self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str) -> Flow:
-        """Send a request of a throttled client, as a flow; return its response. ``key`` is its key there, the host.
-
-        Raises the errors of the client library.
-        """
+        """Send a throttled client's request, as a flow. ``key`` is the host. Raises the library's errors."""
         target = transport.target(request)
         spending = self.spending(request, body=target.body, host=key, path=target.path, field=target.field)
         if spending is None:
@@ -163,9 +155,9 @@ class Budget(Remade):
         path: str = "",
         field: Callable[[str], str | None] | None = None,
     ) -> Spending | None:
-        """Return what a request will spend; None if it is not limited.
+        """Return a request's spending; None if not limited.
 
-        ``body`` is None if it is not in memory, ``field`` returns a header by its name in lower case.
+        ``body`` may be None, ``field`` returns a header by lower-case name.
         """
         field = field or _no_field
         estimated = self._estimated(body, path, field)
@@ -255,7 +247,7 @@ def _checked_pools(pools: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _estimated_by(estimate: Callable[[Any], Any], body: Body) -> tuple[int, int | None]:
-    """Return input and output tokens, None for an output that was left out. Raises `ConfigError` for a wrong result."""
+    """Input and output tokens; output may be None. Raises `ConfigError`."""
     given: Any = body
     if isinstance(body, bytes):
         try:

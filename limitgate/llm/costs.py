@@ -1,6 +1,6 @@
-"""Costs of requests to a language model behind a gate: ``("200000/minute", tokens)``. Pure.
+"""Costs of a language model's requests behind a gate: ``("200000/minute", tokens)``. Pure.
 
-They are estimated from the request's body, and settled by its response, see `limitgate.llm.metering`.
+They are estimated from the body, and settled by the response, see `limitgate.llm.metering`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from limitgate.llm.estimate import AT_FIRST, Answers, Estimate, Percentile, esti
 
 TokenKind = Literal["tokens", "input_tokens", "output_tokens"]
 FAILED = 400
-"""Responses from this status on cost no tokens."""
+"""Such responses cost no tokens."""
 NOT_OF_MODELS = Estimate(None, 0, 0)
-"""The estimate of a request without a body."""
+"""Without a body."""
 
 
 def tokens(request: Request) -> int:
-    """Cost of a limit on the tokens of language models, input and output: ``("200000/minute", tokens)``.
+    """Cost of a limit on input and output tokens: ``("200000/minute", tokens)``.
 
-    In rule files ``{limit: 200000/minute, cost: tokens}``. The estimate is replaced by the usage that the response reports.
+    In rule files ``{limit: 200000/minute, cost: tokens}``. The reported usage replaces the estimate.
     """
     estimate = estimate_for(request)
     return estimate.input + _output(estimate)
 
 
 def input_tokens(request: Request) -> int:
-    """`tokens`, input only."""
+    """Cost of a limit on input tokens, see `tokens`."""
     return estimate_for(request).input
 
 
 def output_tokens(request: Request) -> int:
-    """`tokens`, output only."""
+    """Cost of a limit on output tokens, see `tokens`."""
     return _output(estimate_for(request))
 
 
@@ -46,17 +46,15 @@ COSTS: dict[TokenKind, Callable[[Request], int]] = {
 
 
 def kind_of(cost: object) -> TokenKind | None:
-    """Return what a cost counts; None for other costs than `COSTS`."""
     return next((kind for kind, function in COSTS.items() if function is cost), None)
 
 
 def count_of(kind: TokenKind, into: int, out: int) -> int:
-    """Return the tokens of a kind."""
     return into if kind == "input_tokens" else out if kind == "output_tokens" else into + out
 
 
 def estimate_for(request: Request) -> Estimate:
-    """Return the estimate of a request, computed once. Raises `BodyWanted` if the body has not been read."""
+    """Return the estimate, computed once. Raises `BodyWanted`."""
     known: Estimate | None = request.estimate
     if known is None:
         if request.document is UNREAD:
@@ -88,21 +86,18 @@ def _output(estimate: Estimate) -> int:
 
 
 class TokenEstimates:
-    """Estimates for the requests of one rule. Output without a maximum is estimated from earlier answers.
-
-    Answers are remembered by caller, or by address, and by model.
-    """
+    """Estimates for one rule. Output without a maximum is estimated from earlier answers, by caller or address, and model."""
 
     def __init__(self) -> None:
         self._answers: Answers[Any] = Answers()
 
     def of(self, request: Request) -> tuple[int, int]:
-        """Return input and output tokens. Raises `BodyWanted` if the body has not been read."""
+        """Raises `BodyWanted`."""
         estimate, answers = estimate_for(request), self.answers(request)
         return estimate.input, answers.value if estimate.output is None else estimate.output
 
     def answers(self, request: Request) -> Percentile:
-        """Return the earlier answers that are like this request's. Raises `HeadersTooLargeError` at the first call only."""
+        """Answers to similar requests. Raises `HeadersTooLargeError` at the first call only."""
         caller = request.caller
         who = ("ip", request.client) if caller is None else ("caller", caller.id)
         return self._answers.of((who, estimate_for(request).model))

@@ -1,7 +1,7 @@
-"""Estimates tokens of a request to a language model from its body. Pure.
+"""Estimates tokens of a request from its body. Pure.
 
-Reads bodies of OpenAI's chat and Responses, Anthropic's Messages and embeddings. Never raises; the work is bounded: at most
-`MOST_BYTES` of a body are parsed or searched, and at most `MOST_VALUES` JSON values are visited.
+Reads OpenAI's chat and Responses, Anthropic's Messages and embeddings. Never raises. At most `MOST_BYTES` are searched, and
+`MOST_VALUES` JSON values visited.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from typing import Any, Generic, NamedTuple, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 BYTES_PER_TOKEN = 4
-"""English text has about 4 bytes per token."""
+"""English text."""
 MEDIA_TOKENS = 1600
-"""Tokens of an image, a sound or a file: those of Anthropic's largest ordinary image, twice those of OpenAI's 1024 x 1024."""
+"""Per image, sound or file: Anthropic's largest image, twice OpenAI's 1024 x 1024."""
 LOW_DETAIL_TOKENS = 85
-"""Tokens of an image of OpenAI's ``detail: low``."""
+"""OpenAI's ``detail: low``."""
 MOST_TOKENS = 1_000_000_000
-"""Larger numbers of tokens are cut to this one."""
+"""Cap."""
 MOST_BYTES = 33_554_432
-"""Bytes of a body that are read, 32 MiB; no model reads more text."""
+"""32 MiB; no model reads more text."""
 MOST_VALUES = 20_000
-"""JSON values of a body that are visited. A body with more, or with more bytes, isn't parsed: all of it counts as text, except
-base64 texts, and its ends are searched for its model and maximum.
+"""A larger body isn't parsed: all of it counts as text, except base64 texts, and its ends are searched for its model and
+maximum.
 """
 MOST_SEARCHED = 1_048_576
-"""Bytes at each end of a body that are searched for its fields if it can't be parsed, 1 MiB."""
+"""Bytes at each end of an unparsed body."""
 MOST_MEDIA = 1000
-"""Base64 texts in such a body that count as media."""
+"""Base64 texts in such a body."""
 LONGEST_MODEL = 256
-"""Maximum length of a model's name in characters; longer names are cut."""
+"""Characters."""
 AT_FIRST = 1000
-"""Output tokens of an answer before enough answers of a key are known."""
+"""Output tokens before a key's answers are known."""
 ENOUGH = 20
-"""Answers that make a percentile: the highest of 20 may be ignored."""
+"""Answers for a percentile: one of 20 may be ignored."""
 REMEMBERED = 128
-"""Answers of a key that are remembered."""
+"""Answers per key."""
 MOST_KEYS = 1_000
-"""Keys whose answers are remembered. The least recently used one is dropped."""
+"""The least recently used one is dropped."""
 
 _CONTENT = ("messages", "system", "instructions", "input", "prompt")
-"""Fields with text in blocks, except names and types of blocks. If they are empty, other fields count."""
+"""Fields with text in blocks. If they are empty, other fields count."""
 _SCHEMAS = ("tools", "functions", "response_format", "text", "output_config", "output_format")
-"""Fields that a model reads as JSON."""
+"""Read as JSON."""
 _MAXIMA = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NO_OUTPUT = ("/embeddings", "/moderations", "/count_tokens", "/input_tokens")
-"""Ends of paths of requests without output."""
+"""Ends of paths without output."""
 _ELSEWHERE = ("previous_response_id", "conversation", "container", "mcp_servers")
-"""Fields that refer to input which the body does not contain, as does a stored ``prompt``."""
+"""Fields that refer to input outside the body."""
 _NO_TEXT = frozenset(
     [
         *("type", "role", "id", "call_id", "tool_call_id", "tool_use_id", "file_id", "status", "phase", "detail", "media_type"),
         *("cache_control", "signature"),
     ]
 )
-"""Fields of blocks that a model does not read as text."""
+"""Fields of blocks that aren't text."""
 _IMAGES = frozenset(["image", "image_url", "input_image", "computer_screenshot"])
 _MEDIA = _IMAGES | {"audio", "input_audio", "video", "video_url", "file", "input_file", "document"}
-"""Types of blocks that cost `MEDIA_TOKENS`."""
+"""Blocks that cost `MEDIA_TOKENS`."""
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\_=-]{1024,}")
 _BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
@@ -74,15 +74,13 @@ _CHOICES = re.compile(rb'"n"\s{0,9}:\s{0,9}([0-9]{1,9})\s{0,9}[,}]')
 
 
 class Estimate(NamedTuple):
-    """Probable cost of a request."""
-
     model: str | None
     input: int
-    """Tokens of text, schemas and media in the body, at least 1 if there are any."""
+    """Tokens in the body: text, schemas and media."""
     output: int | None
-    """Maximum of output tokens; None if the body names none."""
+    """Maximum tokens; None without one."""
     is_partial: bool = False
-    """True if the body refers to input that it does not contain: a stored conversation or file, or a tool of the provider."""
+    """True if input is outside the body: a conversation, a file, or a provider's tool."""
 
 
 def estimate_of(
@@ -93,11 +91,10 @@ def estimate_of(
     content_encoding: str = "",
     document: dict[str, Any] | None = None,
 ) -> Estimate:
-    """Estimate the cost of a request from its body, as bytes or as the parsed object.
+    """Estimate a request's cost from its body, as bytes or as the parsed object.
 
-    ``path`` tells requests without output, such as embeddings, from those without a maximum. Bytes without a JSON object count
-    as text, a multipart body as one file, and compressed bytes as a token each, because text shrinks to about a quarter.
-    ``document`` is the object in these bytes if the caller has parsed it already.
+    ``path`` identifies requests without output. Bytes without JSON count as text, a multipart body as one file, and compressed
+    bytes as a token each: text shrinks to a quarter. ``document`` is the parsed body.
     """
     if isinstance(body, Mapping):
         return _of_object(body, path)
@@ -112,7 +109,7 @@ def estimate_of(
 
 
 def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the object; None if it isn't one, or has too many values. Each value follows a bracket or a comma."""
+    """None if no object, or too many values. Each value follows a bracket or a comma."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
     if document is not None:
@@ -150,7 +147,7 @@ def _of_object(body: Mapping[str, Any], path: str) -> Estimate:
 
 
 def _of_bytes(body: bytes, path: str) -> Estimate:
-    """Search the ends of a body that can't be parsed for its fields. Quotes within text are escaped, so text isn't mistaken."""
+    """Search the ends of an unparsed body. Quotes in text are escaped, so text can't match."""
     ends = body if len(body) <= 2 * MOST_SEARCHED else body[:MOST_SEARCHED] + body[-MOST_SEARCHED:]
     found = _MODEL.search(ends)
     model = found[1].decode("utf-8", "replace") if found else None
@@ -165,7 +162,7 @@ def _of_bytes(body: bytes, path: str) -> Estimate:
 
 
 def _media_in(body: bytes) -> tuple[int, int]:
-    """Return the number of base64 texts in the body, at most `MOST_MEDIA` of a kind, and their size."""
+    """Number of base64 texts, at most `MOST_MEDIA` of a kind, and their size."""
     media = size = 0
     for before in _BEFORE_BASE64:
         at = 0
@@ -180,7 +177,7 @@ def _media_in(body: bytes) -> tuple[int, int]:
 
 
 class _Size:
-    """Counts bytes of text, of at most `MOST_VALUES` values."""
+    """Bytes of text, in at most `MOST_VALUES` values."""
 
     def __init__(self) -> None:
         self.has_references = False
@@ -193,7 +190,7 @@ class _Size:
         return min(-(-self._bytes // BYTES_PER_TOKEN) + self._media, MOST_TOKENS)
 
     def add(self, value: Any, *, as_json: bool = False) -> None:
-        """Count a value with all that it contains. Iterative, because a body may be deep."""
+        """Iterative, because a body may be deep."""
         pending: list[tuple[Any, bool]] = [(value, as_json)]
         while pending:
             each, is_json = pending.pop()
@@ -256,7 +253,7 @@ def _is_image(block: dict[Any, Any]) -> bool:
 
 
 def _has_no_output(body: Mapping[str, Any], model: str | None, path: str) -> bool:
-    """Return True for a request without output tokens."""
+    """True without output tokens."""
     if path.partition("?")[0].rstrip("/").endswith(_NO_OUTPUT):
         return True
     if path or "messages" in body:
@@ -267,7 +264,7 @@ def _has_no_output(body: Mapping[str, Any], model: str | None, path: str) -> boo
 
 
 def _has_provider_tools(tools: Any) -> bool:
-    """Return True if a tool is not described in the body."""
+    """True if the body doesn't describe a tool."""
     if not isinstance(tools, list):
         return False
     kinds = [tool.get("type") for tool in tools[:MOST_VALUES] if isinstance(tool, dict)]
@@ -275,7 +272,6 @@ def _has_provider_tools(tools: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    """Return a positive number of tokens or choices; 0 for another value."""
     return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0
 
 
@@ -284,28 +280,27 @@ def _length(text: str) -> int:
 
 
 def _digits(value: Any) -> int:
-    """Return the length of a number or literal in JSON, of a huge number about."""
+    """Length of a JSON number or literal, approximate for a huge number."""
     if type(value) is int and value.bit_length() > 64:
         return int(value.bit_length() * math.log10(2))
     return len(repr(value)) if value is None or isinstance(value, int | float) else 0
 
 
 class Percentile:
-    """95th percentile of the last `REMEMBERED` answers of a key, in output tokens. Older answers are forgotten.
+    """95th percentile of the last `REMEMBERED` answers, in output tokens; thread-safe.
 
-    Before `ENOUGH` answers, at least `AT_FIRST`. Any thread may call it.
+    Before `ENOUGH` answers, at least `AT_FIRST`.
     """
 
     __slots__ = ("_answers", "_next", "value")
 
     def __init__(self) -> None:
         self.value = AT_FIRST
-        """Tokens to expect, at least 1."""
+        """Expected tokens."""
         self._answers: list[int] = []
         self._next = 0
 
     def add(self, tokens: int) -> None:
-        """Count an answer."""
         tokens = max(0, min(tokens, MOST_TOKENS))
         if len(self._answers) < REMEMBERED:
             self._answers.append(tokens)
@@ -319,7 +314,7 @@ class Percentile:
 
 
 class Answers(Generic[K]):
-    """A `Percentile` for each of the last `MOST_KEYS` keys. Any thread may call it, and a fork copies it."""
+    """A `Percentile` for each of the last `MOST_KEYS` keys; thread-safe."""
 
     __slots__ = ("_kept",)
 
@@ -327,7 +322,6 @@ class Answers(Generic[K]):
         self._kept: OrderedDict[K, Percentile] = OrderedDict()
 
     def of(self, key: K) -> Percentile:
-        """Return the answers of a key."""
         found = self._kept.get(key)
         if found is None:
             found = self._kept.setdefault(key, Percentile())

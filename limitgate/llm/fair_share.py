@@ -1,7 +1,7 @@
-"""The requests of a process that wait for a budget, by tenant.
+"""A process' requests that wait for a budget, by tenant.
 
-The first request of each tenant, of up to `HEADS` tenants, waits in the line of all processes, see `limitgate.algorithms.line`.
-The others wait here. Tenants beyond `HEADS` take turns by start-time fair queueing as well.
+The first request of up to `HEADS` tenants waits in the line of all processes, see `limitgate.algorithms.line`; others wait
+here. Tenants beyond `HEADS` take turns by start-time fair queueing, too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from threading import TIMEOUT_MAX, Event, Lock
 from typing import Any
 
 HEADS = 16
-"""Tenants of a process in the line of all processes."""
+"""Tenants per process in the shared line."""
 _LONGEST_TENANT = 256
-"""Characters of a tenant's name that are told apart."""
+"""Characters."""
 
 _FEW = 64
-"""Entries of requests that have left are dropped if there are more of them than others, and than this."""
+"""Departed entries to keep at least."""
 
 
 class Ticket:
-    """One request in a line."""
-
     __slots__ = ("end", "has_left", "is_called", "number", "start", "tenant", "wake")
 
     def __init__(self, tenant: str, start: int, end: int, number: int) -> None:
@@ -40,21 +38,18 @@ class Ticket:
 
 
 class FairLine:
-    """The line before one key of a budget. Up to ``heads`` requests, of different tenants, are called; the others wait here.
-
-    Thread-safe.
-    """
+    """The line of one key. Up to ``heads`` requests of different tenants are called. Thread-safe."""
 
     def __init__(self, heads: int = 1) -> None:
         self._heads = heads
         self._called: dict[str, Ticket] = {}
         """By tenant."""
         self._queues: dict[str, dict[Ticket, None]] = {}
-        """Tickets that are not called, by tenant, in their order."""
+        """Not called, by tenant, in order."""
         self._next: list[Ticket] = []
-        """A heap of the first tickets of the queues of tenants of which none is called, and of some that have left."""
+        """Heap of first tickets of tenants without a called one; may hold departed ones."""
         self._ends: dict[str, int] = {}
-        """Virtual end of each tenant's last request, in tokens."""
+        """Virtual end in tokens, by tenant."""
         self._now = 0
         self._number = self._many = 0
         self._lock = Lock()
@@ -63,7 +58,6 @@ class FairLine:
         return self._many
 
     def join(self, tenant: str, tokens: int) -> Ticket:
-        """Join the line with a request of this many tokens."""
         tenant = tenant[:_LONGEST_TENANT]
         with self._lock:
             start = max(self._now, self._ends.get(tenant, 0))
@@ -79,7 +73,7 @@ class FairLine:
         return ticket
 
     def leave(self, ticket: Ticket, *, is_taken: bool) -> None:
-        """Leave the line, so that the next one is called. A request that took nothing doesn't count for its tenant."""
+        """Leave, so that the next one is called. A request that took nothing doesn't count."""
         tenant = ticket.tenant
         with self._lock:
             if not is_taken and self._ends.get(tenant) == ticket.end:
@@ -128,7 +122,7 @@ class FairLine:
             self._now = 0
 
     def wait(self, ticket: Ticket, timeout: float | None) -> bool:
-        """Wait in this thread until a ticket is called, at most ``timeout`` seconds."""
+        """Wait in this thread until called, for ``timeout`` seconds."""
         called = Event()
         with self._lock:
             if ticket.is_called:
@@ -137,7 +131,6 @@ class FairLine:
         return called.wait(None if timeout is None or timeout > TIMEOUT_MAX else timeout)
 
     async def await_(self, ticket: Ticket, timeout: float | None) -> bool:
-        """`wait` on an event loop."""
         loop = asyncio.get_running_loop()
         called = loop.create_future()
 

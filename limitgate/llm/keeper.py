@@ -1,7 +1,7 @@
-"""Watches requests under way: renews their holds, and reports them to other processes.
+"""Renews the holds of requests under way, and reports them to other processes.
 
-A limiter has a keeper for each event loop, and one for all threads. It has a timer or a thread only while requests are under
-way, so that it calls no store that has been closed.
+Each event loop has a keeper, all threads share one. Its timer or thread only runs with requests, so that no closed store is
+called.
 """
 
 from __future__ import annotations
@@ -31,29 +31,27 @@ from limitgate.process.clock import call_later
 from limitgate.process.forking import reset_in_children
 
 MOST_KEYS = 1_000
-"""Keys whose reports are remembered. The least recently used one is dropped."""
+"""The least recently used one is dropped."""
 MOST_REPORTS = 50
-"""Reports at a time; the others follow a second later."""
+"""Per second."""
 SELDOM_S = 10.0
-"""Seconds between reports about a key whose requests are short."""
+"""Seconds between reports about short requests."""
 _LONGEST_S = 1.0
-"""Seconds between two looks at requests under way."""
+"""Seconds between checks."""
 _LOOKS = 10
-"""Looks without a request under way after which a thread ends."""
+"""Idle checks until a thread ends."""
 _MOST_TENANTS = 10
 
 
 class UnderWay(Protocol):
-    """A request, see `limitgate.llm.spending`."""
-
     key: str
     name: str | None
-    """The key if it may be shown; None if it may be secret."""
+    """None if the key may be secret."""
     tenant: str
     is_waiting: bool
     windows: Windows
     reserved: Sequence[int]
-    """What is reserved of each limit."""
+    """Per limit."""
     renew_at: float
     """Seconds of `waiting.monotonic`."""
 
@@ -62,19 +60,17 @@ class UnderWay(Protocol):
 
 
 class _Known:
-    """What was reported about a key."""
-
     def __init__(self) -> None:
         self.row = Row()
         self.limits: list[tuple[str, Limit]] = []
         self.next_at = -1.0
-        """When the next report may follow; negative before the first one."""
+        """Negative before the first report."""
         self.said: tuple[Said, ...] = ()
-        """What the provider has said since the last report."""
+        """The provider's limits since the last report."""
 
 
 class Keeper:
-    """The keeper of a limiter's requests on one event loop, or in all threads."""
+    """The keeper of one event loop, or of all threads."""
 
     def __init__(self, limiter: AsyncLimiter | Limiter, loop: asyncio.AbstractEventLoop | None) -> None:
         self._limiter = ref(limiter)
@@ -84,7 +80,7 @@ class Keeper:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Forget the requests of the parent of a fork, which keeps them."""
+        """The parent keeps its requests."""
         self._process = uuid4().hex[:12]
         self._under_way: dict[str, dict[int, ref[UnderWay]]] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -93,7 +89,7 @@ class Keeper:
         self._is_timed = False
 
     def enter(self, request: UnderWay, hold: float | None) -> None:
-        """Watch a request until it leaves or is garbage collected."""
+        """Watch a request until it leaves or is collected."""
         number, key = id(request), request.key
         reference = ref(request, lambda _: self._forget(key, number))
         if hold is not None:
@@ -108,21 +104,19 @@ class Keeper:
                     self._thread = daemon("budgets", self._watch)
 
     def leave(self, request: UnderWay) -> None:
-        """Watch a request no more."""
         self._forget(request.key, id(request))
 
     def _forget(self, key: str, number: int) -> None:
-        """Takes no lock, because the garbage collector may call this at any time."""
+        """Takes no lock: the garbage collector may call this."""
         requests = self._under_way.get(key)
         if requests is not None:
             requests.pop(number, None)
 
     def say(self, key: str, said: Iterable[Said]) -> None:
-        """Take note of what a provider has said."""
         self._of(key).said = tuple(said)
 
     def reporting(self, request: UnderWay) -> Flow:
-        """Report at once if the key is new here, if its last request is over, or if all requests are short."""
+        """Report at once for a new key, a last request, or short requests."""
         known = self._of(request.key)
         now = waiting.monotonic()
         is_over = not self._requests(request.key) and (known.row.held or known.row.waiting)
@@ -130,7 +124,7 @@ class Keeper:
             yield from self._reporting(request.key, request, now)
 
     def looking(self) -> Flow:
-        """Renew holds and report, as often as is due. Failures of the store are repeated soon."""
+        """Renew and report what is due. Failures are repeated soon."""
         now = waiting.monotonic()
         reports = 0
         for key in list(self._under_way):
@@ -145,7 +139,7 @@ class Keeper:
                 yield from self._reporting(key, requests[0], now)
 
     def _reporting(self, key: str, request: UnderWay, now: float) -> Flow:
-        """No request fails for a report, whatever its store is."""
+        """Reports never fail a request."""
         with logged_errors(), suppress(StoreError, ConfigError):
             yield from self._keeping_report(key, request, now)
 
@@ -187,7 +181,7 @@ class Keeper:
             return known
 
     def _is_idle(self) -> bool:
-        """Drop keys without requests."""
+        """Drop idle keys."""
         with self._lock:
             self._under_way = {key: requests for key, requests in self._under_way.items() if requests}
             return not self._under_way
@@ -227,7 +221,7 @@ _keepers: WeakKeyDictionary[Any, WeakKeyDictionary[Any, Keeper]] = WeakKeyDictio
 
 
 def keeper_of(limiter: AsyncLimiter | Limiter) -> Keeper:
-    """Return the keeper of a limiter on the running event loop, or in all threads."""
+    """The keeper of the running event loop, or of all threads."""
     loop = asyncio.get_running_loop() if isinstance(limiter, AsyncLimiter) else None
     keepers = _keepers.setdefault(limiter, WeakKeyDictionary())
     place = limiter if loop is None else loop

@@ -1,4 +1,4 @@
-"""Reads the response to a request that is charged tokens, on its way from the application to the client. Pure."""
+"""Reads the response to a request that is charged tokens. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from limitgate.llm.estimate import Percentile
 from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
-"""Tokens that are never absurd up to a hundred times as many: the application may add much to the client's input."""
+"""A hundred times these is never absurd: applications add input."""
 _log = logging.getLogger("limitgate")
 
 
 class ResponseMeter:
-    """Reads one response along, and passes its usage to ``settle`` at its end.
+    """Reads one response, and passes its usage to ``settle``.
 
-    ``expected`` are the estimated tokens, ``answers`` remember its output.
+    ``expected`` are estimated tokens, ``answers`` remember its output.
     """
 
     def __init__(
@@ -29,10 +29,10 @@ class ResponseMeter:
         self._reader: Reader | None = None
         self._is_over = False
         self.feed: Callable[[bytes], object] = bool
-        """Reads a chunk of the body. Never raises."""
+        """Never raises."""
 
     def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
-        """Read the response from now on. A failed request costs no tokens."""
+        """A failed request costs no tokens."""
         if status is not None and status >= FAILED:
             self._end(Usage(0, 0))
         else:
@@ -40,7 +40,7 @@ class ResponseMeter:
             self.feed = self._reader.feed
 
     def over(self, status: int | None = None) -> None:
-        """Settle the request. Has an effect once. ``status`` is that of a response without a start."""
+        """Settle once. ``status`` is for a response without a start."""
         if self._is_over:
             return
         into, out = self._expected
@@ -63,14 +63,12 @@ class ResponseMeter:
         self._settle(usage[:2])
 
     def along(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield the chunks, and read them."""
         for chunk in chunks:
             self.feed(chunk)
             yield chunk
         self.over()
 
     async def aalong(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """`along` for async iterators."""
         async for chunk in chunks:
             self.feed(chunk)
             yield chunk

@@ -1,4 +1,4 @@
-"""Sends a request of a throttled client under a budget, and reads its response along. Flows."""
+"""Sends a throttled client's request under a budget. Flows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from limitgate.outbound.throttle import ClientThrottle, Transport
 
 
 def exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, spending: Spending) -> Flow:
-    """Send a request in its turn, and settle it when its response is over.
-
-    A refusal that the request could not wait for is a response with the status 429, if the library has one.
-    """
+    """Send a request in its turn, and settle it at the end of its response. A refusal is a 429 if the library has one."""
     spending.renews = True
     try:
         response = yield from throttle.attempts(transport, request, spending.key, spending)

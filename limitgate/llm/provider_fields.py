@@ -1,7 +1,6 @@
-"""Rate fields of language model providers: OpenAI, Azure, Anthropic and Groq. Pure.
+"""Rate fields of OpenAI, Azure, Anthropic and Groq. Pure.
 
-A field that is malformed, longer than `MOST_READ`, or sent several times with different values is unknown. So is a window whose
-fields contradict each other.
+Fields that are malformed, longer than `MOST_READ`, or contradictory are unknown, and so is a contradictory window.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 T = TypeVar("T")
 
 MOST_READ = 256
-"""Maximum length of a field in characters."""
+"""Characters."""
 IMPLAUSIBLE = 10
-"""A limit that changes by this factor is believed if two answers agree."""
+"""A change by this factor needs two equal answers."""
 _SKEW = 2.0
-"""Tolerated difference from the provider's clock in seconds, see response_fields.py."""
+"""Seconds of the provider's clock."""
 _PAST = 5.0
-"""A reset that is longer ago, in seconds, is wrong."""
+"""Seconds; an older reset is wrong."""
 ROUNDING = 1000
-"""Anthropic rounds remaining tokens to thousands."""
+"""Anthropic rounds remaining tokens."""
 _NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", re.ASCII)
 _DURATION = re.compile(
@@ -35,7 +34,7 @@ _DURATION = re.compile(
     r"([0-9]{1,9})(?:\.([0-9]{1,9}))?(ms|us|\u00b5s|\u03bcs|\u00c2\u00b5s|\u00ce\u00bcs|ns)",
     re.ASCII,
 )
-"""What Go's time.Duration prints. The micro sign may have been decoded as Latin-1."""
+"""Go's time.Duration. The micro sign may arrive as Latin-1."""
 _PER_SECOND = {"ms": 1000, "ns": 1_000_000_000}
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?(?:[Zz]|[+-][0-9]{2}:[0-9]{2})", re.ASCII
@@ -48,78 +47,69 @@ _ANTHROPIC: tuple[tuple[Kind, str], ...] = (
     ("output_tokens", "output-tokens"),
 )
 _RESOLUTION = 0.001
-"""Resolution of OpenAI's resets in seconds."""
+"""Seconds, of OpenAI's resets."""
 _TOLERANCE = 1.25
-"""Tolerated ratio of a computed period to the true one."""
+"""Ratio of a computed period to the true one."""
 _MINUTE, _DAY = SECONDS["minute"], SECONDS["day"]
 
 
 class Window(NamedTuple):
-    """One limit of a provider."""
-
     kind: Kind
     limit: int | None
     remaining: int | None
-    """Rounded to thousands by Anthropic."""
+    """Anthropic rounds to thousands."""
     reset_after: float | None
-    """Seconds until the limit is full again, or until Azure's window ends."""
+    """Seconds until the limit is full, or Azure's window ends."""
     period: int | None
-    """Seconds; None if unknown."""
+    """Seconds, if known."""
 
 
 class Told(NamedTuple):
-    """What a provider said in one response."""
-
     status: int
     windows: tuple[Window, ...]
     retry_after: float | None
-    """Seconds to wait according to ``retry-after-ms`` or ``retry-after``; None for a success."""
+    """Seconds; None for a success."""
     may_retry: bool | None
-    """``x-should-retry``."""
 
     @property
     def exhausted(self) -> float | None:
-        """Seconds until the last of the exhausted windows is full again; None if none is exhausted, or its reset is unknown."""
+        """Seconds until exhausted windows are full; None if none is, or its reset is unknown."""
         return max(
             [each.reset_after for each in self.windows if each.remaining == 0 and each.reset_after is not None], default=None
         )
 
 
 def told(status: int, field: Field, now: float, host: str = "") -> Told:
-    """Read the limits in a response of ``host``, received at ``now`` in Unix seconds."""
+    """Read the limits of ``host`` at ``now`` (Unix seconds)."""
     windows = _anthropic_windows(field, now) or _openai_windows(field, host)
     return Told(status, windows, _retry_after(status, field, now), _may_retry(field))
 
 
 def limit_of(window: Window) -> Limit | None:
-    """Return a window's limit, such as ``200000/minute``; None if the period is unknown or the rate exceeds `MAX_RATE`."""
+    """Such as ``200000/minute``; None for an unknown period or a rate above `MAX_RATE`."""
     if window.limit is None or window.period is None or window.limit > MAX_RATE * window.period:
         return None
     return Limit(f"{window.limit}/{_UNITS[window.period]}")
 
 
 _UNITS = {seconds: unit for unit, seconds in SECONDS.items() if unit != "week"}
-"""Periods of providers."""
 
 
 class ToldLimit:
-    """The limit that a provider states, protected from a wrong answer.
+    """A provider's limit, protected from a wrong answer.
 
-    A rate of at most a tenth of the current one, or of at least ten times it, is accepted if the next answer has it too.
+    A rate that changes tenfold needs two equal answers.
     """
 
     __slots__ = ("_suspect", "current")
 
     def __init__(self, current: Limit | None = None) -> None:
         self.current = current
-        """Limit in force; None before the first answer."""
+        """None before the first answer."""
         self._suspect: Limit | None = None
 
     def hear(self, limit: Limit | None, *, twice: bool = False) -> bool:
-        """Take the result of `limit_of`; return True if the limit in force changes. None says nothing.
-
-        With ``twice``, each limit needs two answers.
-        """
+        """True if the limit in force changes; None says nothing. ``twice``: each limit needs two answers."""
         is_credible = limit is not None and not twice and (self.current is None or _is_plausible(limit, self.current))
         if limit is None or not (is_credible or limit == self._suspect):
             self._suspect = limit
@@ -137,10 +127,7 @@ def _is_plausible(limit: Limit, current: Limit) -> bool:
 
 
 def duration(value: str) -> float | None:
-    """Return the seconds of a duration as Go prints it, such as ``1h2m3.5s`` or ``12ms``; None for another value.
-
-    The result is the float that is nearest to it, at most `LONGEST`.
-    """
+    """Parse Go's duration, such as ``1h2m3.5s`` or ``12ms``, up to `LONGEST`; None for another value."""
     match = _DURATION.fullmatch(value) if len(value) <= 64 else None
     if match is None:
         return None
@@ -153,7 +140,7 @@ def duration(value: str) -> float | None:
 
 
 def _nanoseconds(whole: str, fraction: str | None, per_second: int) -> int:
-    """Return whole nanoseconds; Go prints no part of one."""
+    """Go prints whole nanoseconds."""
     digits = (fraction or "").ljust(9, "0")
     return int(whole + digits) // per_second
 
@@ -163,7 +150,6 @@ def _bounded(seconds: float) -> float | None:
 
 
 def _retry_after(status: int, field: Field, now: float) -> float | None:
-    """Read the fields in the order of the providers' clients."""
     if status < 400:
         return None
     milliseconds = _agreed(field("retry-after-ms"), _decimal)
@@ -211,13 +197,13 @@ def _anthropic_windows(field: Field, now: float) -> tuple[Window, ...]:
 
 
 def _is_sound(window: Window) -> bool:
-    """Return True if a window says something, and nothing contradictory."""
+    """True if a window is informative and consistent."""
     limit, remaining = window.limit, window.remaining
     return (limit, remaining) != (None, None) and (limit is None or remaining is None or remaining <= limit)
 
 
 def _period(window: Window) -> int | None:
-    """Compute the period of a limit that fills evenly; ``reset_after`` is the time until it is full."""
+    """From ``reset_after``, the time until a limit is full."""
     if window.limit is None or window.remaining is None or not window.reset_after or window.remaining == window.limit:
         return None
     share = window.limit / (window.limit - window.remaining)
@@ -228,7 +214,7 @@ def _period(window: Window) -> int | None:
 
 
 def _agreed(value: str | None, read: Callable[[str], T | None]) -> T | None:
-    """Return the value of all lines of a field, or None if one differs or is malformed."""
+    """None if lines differ or one is malformed."""
     if value is None or len(value) > MOST_READ:
         return None
     found = {read(line.strip()) for line in value.split(",")}
@@ -244,13 +230,12 @@ def _decimal(value: str) -> float | None:
 
 
 def _reset(value: str) -> float | None:
-    """Parse a duration, or Azure's seconds; 0 seconds means unknown."""
+    """A duration, or Azure's seconds; 0 is unknown."""
     seconds = _decimal(value)
     return duration(value) if seconds is None else _bounded(seconds) or None
 
 
 def _time(value: str) -> float | None:
-    """Parse RFC 3339, in Unix seconds."""
     if not _TIME.fullmatch(value):
         return None
     # Unix time has no leap seconds, so a leap second is the second after it.
@@ -263,7 +248,7 @@ def _time(value: str) -> float | None:
 
 
 def _clock(date: str | None, now: float) -> float:
-    """Return the time on the provider's clock, or on ours if they agree."""
+    """The provider's clock, or ours if they agree."""
     if date is None or len(date) > MOST_READ:
         return now
     try:

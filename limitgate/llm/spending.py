@@ -1,6 +1,6 @@
-"""What one request spends of a budget: reserves the estimate, and settles it by what the provider reports. Flows.
+"""What one request spends of a budget: an estimate, then the reported usage. Flows.
 
-The flows yield what methods of a limiter return, results or awaitables, as in `limitgate.outbound.throttle`.
+They yield results of a limiter, or awaitables, as in `limitgate.outbound.throttle`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from limitgate.process import waiting
 _NOTHING = Usage(0, 0)
 _NOBODY = State()
 _POLL = 0.25
-"""Seconds between two attempts of a waiting request."""
+"""Seconds."""
 _STAYS = 5.0
-"""Seconds after which the line forgets a request whose process doesn't attempt any more."""
+"""Seconds without an attempt until the line drops a request."""
 _EARLIER = 60.0
-"""Seconds by which a turn may come earlier than it seems."""
+"""Seconds that a turn may come early."""
 _SHORTEST = 0.001
 REFUSED = 429
 _MINUTE = 60
@@ -49,20 +49,17 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 _LEAST_INPUT, _LEAST_OUTPUT = 100, 1_000
-"""Tokens that are never absurd up to a hundred times as many: the estimates of short bodies and answers are rough."""
+"""A hundred times these is never absurd: short estimates are rough."""
 
 
 class Expected(NamedTuple):
-    """What a request will probably cost."""
-
     usage: Usage
     has_maximum: bool
-    """True if the request names a maximum of output tokens."""
+    """True if the request limits its output."""
     is_partial: bool
-    """True if the input may be larger than estimated."""
+    """True if the estimate may be too low."""
 
     def bounded(self, usage: Usage) -> Usage:
-        """Cut absurd numbers."""
         return bounded(usage, *self._bounds)
 
     @property
@@ -72,8 +69,6 @@ class Expected(NamedTuple):
 
 
 class Spending:
-    """One request under a budget."""
-
     def __init__(
         self,
         key: str,
@@ -90,7 +85,7 @@ class Spending:
     ) -> None:
         self.key = key
         self.name = name
-        """The key if it may be shown; None if it may be secret."""
+        """None if the key may be secret."""
         self._host = host
         self.expected = expected
         self.windows = windows
@@ -100,32 +95,28 @@ class Spending:
         self._line, self.tenant = share
         self._counts_of = counts
         self.is_sent = False
-        """True once the request may have reached the provider."""
+        """True if the provider may have the request."""
         self._limiter: Any = None
         self.reservation: Any = None
         self._unlimited: Any = None
-        """The decision of a budget without limits, before the provider has stated any."""
+        """The decision of a budget without limits."""
         self._said: Told | None = None
         self._is_open = False
         self.is_waiting = False
         self.renews = False
-        """True if the hold is renewed while the request is alive."""
+        """True if the hold is renewed."""
         self.renew_at = math.inf
-        """When the hold is due, in seconds of `waiting.monotonic`."""
+        """Seconds of `waiting.monotonic`."""
         self.reserved: Sequence[int] = ()
         self._keeper: Keeper | None = None
 
     @property
     def decision(self) -> Decision:
-        """The decision about the estimate."""
         decision: Decision = self._unlimited if self.reservation is None else self.reservation.decision
         return decision
 
     def taking(self, limiter: Any, timeout: float | None) -> Flow:
-        """Reserve the estimate within ``timeout`` seconds; return the decision. Gives back what was reserved before.
-
-        If it is interrupted, `giving_back` is due.
-        """
+        """Reserve within ``timeout`` seconds, refunding earlier reservations. After an interruption, `giving_back` is due."""
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
         deadline = math.inf if timeout is None else waiting.monotonic() + timeout
@@ -161,7 +152,7 @@ class Spending:
         return self._counts_of(self._limiter)
 
     def _in_line(self, tenant: str, deadline: float) -> Flow:
-        """Wait in the line of all processes, which keeps the order; the limits decide when there is room."""
+        """The line of all processes keeps the order; the limits decide about room."""
         place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
         try:
             while True:
@@ -185,7 +176,7 @@ class Spending:
         return decision
 
     def _later(self, ahead: State, deadline: float) -> Flow:
-        """Return the seconds until the next attempt if the requests ahead need all the room; 0 if one is due now."""
+        """Seconds until the next attempt if requests ahead need all room; 0 if now."""
         longer = self.windows.takes_longer(self.expected.usage, ahead)
         if not longer:
             return 0.0
@@ -202,14 +193,10 @@ class Spending:
             yield carry_out(self._limiter, place.leaving(is_taken=is_taken))
 
     def _finish(self, flow: Flow) -> Any:
-        """Run a flow to its end, even if the caller is cancelled."""
         return afinish(flow) if self._is_async else run(flow)
 
     def _pause(self, decision: Decision, deadline: float) -> float:
-        """Seconds until the next attempt; 0 if there is none.
-
-        Requests under way give back what they don't need, so that a turn may come earlier than it seems.
-        """
+        """Seconds until the next attempt; 0 if none. Requests under way refund the rest, so turns may come early."""
         left = deadline - waiting.monotonic()
         wait = decision.retry_after
         if decision.allowed or left <= 0 or wait > left + (0 if banned_for(decision) else _EARLIER):
@@ -240,11 +227,10 @@ class Spending:
         return self.decision
 
     def _due(self, share: float) -> float:
-        """Return when a hold is renewed, after a share of its time; never if the caller does that."""
         return waiting.monotonic() + self._hold * share if self.renews and self._hold else math.inf
 
     def giving_back(self) -> Flow:
-        """Give everything back. If the store fails, the hold ends by itself."""
+        """Refund all. If the store fails, the hold ends by timeout."""
         if self._is_open:
             self._close()
             with suppress(StoreError):
@@ -257,13 +243,13 @@ class Spending:
             self._keeper.leave(self)
 
     def leave(self, error: BaseException | None) -> Any:
-        """Return the reservation at the end of its block, None without one. An error ends it."""
+        """The reservation at the end of a block. An error ends it."""
         if error is not None and not isinstance(error, GeneratorExit):
             self._close()
         return self.reservation
 
     def renewing(self) -> Flow:
-        """Renew the hold of a request that takes long. Raises `StoreError`; then it is due again soon."""
+        """Renew a long request's hold. Raises `StoreError`; then it is due again soon."""
         self.renew_at = self._due(0.125)
         # It may be settled meanwhile, by another thread.
         with suppress(RuntimeError):
@@ -271,7 +257,7 @@ class Spending:
                 self.renew_at = self._due(0.5) if (yield self.reservation.renew()) else math.inf
 
     def hear(self, status: int, field: Field) -> Answer:
-        """Read the limits in a response that has just been received."""
+        """Read a new response's limits."""
         said = self._said = told(status, field, time.time(), self._host)
         if status == 429:
             self._counts.refused("provider")
@@ -279,16 +265,14 @@ class Spending:
 
     @property
     def may_retry(self) -> bool:
-        """False if the provider forbids it."""
         return self._said is None or self._said.may_retry is not False
 
     @property
     def is_answered(self) -> bool:
-        """True if the response is a success, which costs tokens."""
         return self._said is not None and self._said.status < 400
 
     def settling_read(self, reader: Reader) -> Flow:
-        """Settle by what a reader has read along, at the end of the response."""
+        """Settle by a reader at the end of the response."""
         reported = reader.finish()
         usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
         if reported is not None:
@@ -296,20 +280,16 @@ class Spending:
         yield from self.settling(usage, "arrived" if reported is None else "reported")
 
     def answered(self, usage: Usage) -> None:
-        """Remember the output tokens, for the estimates of later requests."""
         if not usage.is_capped:
             self._answers.add(usage.output)
 
     def settling_unknown(self) -> Flow:
-        """Settle a request whose response is not known: the input as estimated, no output."""
         yield from self.settling(Usage(self.expected.usage.input, 0), "arrived")
 
     def settling_nothing(self) -> Flow:
-        """Settle a request that cost no tokens. It remains a request."""
         yield from self.settling(_NOTHING, "nothing")
 
     def settling(self, usage: Usage, how: Settlement = "reported") -> Flow:
-        """Settle by the tokens that a request has cost. Errors of the store are logged."""
         if not self._is_open:
             return
         self._close()
@@ -329,7 +309,7 @@ class Spending:
             yield from self._keeper.reporting(self)
 
     def learning(self) -> Flow:
-        """Take over what the provider has just said about its limits. Errors of the store are logged."""
+        """Adopt the provider's limits. Logs store errors."""
         said = self._said
         if said is None or not (said.windows or said.status == REFUSED):
             return
@@ -348,9 +328,9 @@ class Spending:
             _log.warning("what %.260r said about its limits could not be kept: %s", self.key, error)
 
     def _drawing(self, said: Told) -> Flow:
-        """Charge what other programs have used, so that no more remains than the provider says.
+        """Charge other programs' usage, so that no more remains than the provider says.
 
-        Processes may charge the same tokens at once. A process that then finds less left gives the difference back.
+        Processes may charge the same tokens; one that then finds less left refunds the difference.
         """
         limits = self.windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -369,10 +349,9 @@ class Spending:
             yield self._limiter.refund(self.key, *given, cost=0)
 
     def _emptying(self, said: Told) -> Flow:
-        """Empty the buckets that may have caused a refusal, for the time when the pause is over.
+        """Empty the buckets that may have caused a refusal, from the end of the pause on.
 
-        The provider does not count by buckets, or other programs use the account. From then on requests pass at the rate of
-        the limits, which every way of counting admits.
+        The provider doesn't use buckets, or other programs share the account. Requests then pass at the rate of the limits.
         """
         limits, costs = self.windows.every(), self.windows.costs(self.expected.usage)
         windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -392,10 +371,7 @@ class Spending:
                 yield emptied.settle(over[0] if len(over) == 1 else over)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
-        """Return the place of each window in which the provider reports less than this process knew, and what it reports.
-
-        Other programs use the same account.
-        """
+        """Places of windows where the provider reports less: other programs use the account."""
         found = []
         for place, (kind, limit, window) in enumerate(zip(self.windows.kinds(), self.windows.every(), self.decision.windows)):
             for theirs in said.windows:
@@ -410,7 +386,7 @@ class Spending:
 
 
 def _usage(given: object) -> Usage:
-    """Return the usage in a provider's ``usage`` object, mapping or `Usage`. Raises `TypeError` for anything else."""
+    """From a ``usage`` object, mapping or `Usage`. Raises `TypeError`."""
     if isinstance(given, Usage) and all(type(tokens) is int and tokens >= 0 for tokens in given[:2]):
         return given
     dumped = given.model_dump() if hasattr(given, "model_dump") else given
@@ -421,32 +397,31 @@ def _usage(given: object) -> Usage:
 
 
 class BudgetReservation:
-    """What `Budget.reserve` has reserved. In a ``with`` block, an exception gives all of it back."""
+    """What `Budget.reserve` has reserved. An exception in its ``with`` block refunds all."""
 
     def __init__(self, spending: Spending) -> None:
         self._spending = spending
 
     @property
     def decision(self) -> Decision:
-        """The decision about the estimate. A refusal charges nothing."""
         return self._spending.decision
 
     def settle(self, usage: Usage | Mapping[str, Any] | object) -> None:
-        """Replace the estimate by the tokens that were used: the ``usage`` of a response, or ``Usage(input, output)``.
+        """Replace the estimate by the ``usage`` of a response, or ``Usage(input, output)``, once. Raises `TypeError`.
 
-        Has an effect once. Raises `TypeError` for anything else; errors of the store are logged.
+        Logs errors of the store.
         """
         found = self._spending.expected.bounded(_usage(usage))
         self._spending.answered(found)
         run(self._spending.settling(found))
 
     def renew(self) -> None:
-        """Hold the reservation for another `hold` from now, unless the store fails."""
+        """Renew the `hold` from now, unless the store fails."""
         with suppress(StoreError):
             run(self._spending.renewing())
 
     def cancel(self) -> None:
-        """Give everything back, the request too."""
+        """Refund everything, the request too."""
         run(self._spending.giving_back())
 
     def __enter__(self) -> Self:
@@ -459,32 +434,31 @@ class BudgetReservation:
 
 
 class AsyncBudgetReservation:
-    """What `Budget.areserve` has reserved. In an ``async with`` block, an exception gives all of it back."""
+    """What `Budget.areserve` has reserved. An exception in its ``async with`` block refunds all."""
 
     def __init__(self, spending: Spending) -> None:
         self._spending = spending
 
     @property
     def decision(self) -> Decision:
-        """The decision about the estimate. A refusal charges nothing."""
         return self._spending.decision
 
     async def settle(self, usage: Usage | Mapping[str, Any] | object) -> None:
-        """Replace the estimate by the tokens that were used: the ``usage`` of a response, or ``Usage(input, output)``.
+        """Replace the estimate by the ``usage`` of a response, or ``Usage(input, output)``, once. Raises `TypeError`.
 
-        Has an effect once. Raises `TypeError` for anything else; errors of the store are logged.
+        Logs errors of the store.
         """
         found = self._spending.expected.bounded(_usage(usage))
         self._spending.answered(found)
         await arun(self._spending.settling(found))
 
     async def renew(self) -> None:
-        """Hold the reservation for another `hold` from now, unless the store fails."""
+        """Renew the `hold` from now, unless the store fails."""
         with suppress(StoreError):
             await arun(self._spending.renewing())
 
     async def cancel(self) -> None:
-        """Give everything back, the request too."""
+        """Refund everything, the request too."""
         await arun(self._spending.giving_back())
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Limits that a provider states, kept in the store for every process: ``Budget(limits="told")``."""
+"""A provider's limits in the store: ``Budget(limits="told")``."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 
 FRESH_S = 1.0
-"""Seconds after which the store is asked again."""
+"""Seconds."""
 MOST_KEYS = 1_000
-"""Keys whose limits are remembered. The least recently used one is dropped."""
+"""The least recently used one is dropped."""
 
 
 class _Known(NamedTuple):
@@ -30,7 +30,7 @@ class _Known(NamedTuple):
 
 
 class ToldLimits:
-    """The limits in force by key: those given, replaced by what the provider has stated for the same kind and period."""
+    """Limits in force by key: stated ones replace those of the same kind and period."""
 
     def __init__(self, given: Windows) -> None:
         self._given = given
@@ -41,11 +41,10 @@ class ToldLimits:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Replace a lock that another thread of the parent may hold."""
         self._lock = Lock()
 
     def read(self, limiter: Any, key: str) -> Flow:
-        """Return the windows of a key, read from the store at most every `FRESH_S` seconds. Raises `StoreError`."""
+        """A key's windows, read every `FRESH_S` seconds. Raises `StoreError`."""
         known = self._of(limiter, key)
         if known is not None and monotonic() - known.read_at < FRESH_S:
             return known.windows
@@ -54,7 +53,7 @@ class ToldLimits:
         return self._note(limiter, key, Windows(*[tuple([limit for of, limit in listed if of == kind]) for kind in KINDS]))
 
     def hear(self, limiter: Any, key: str, said: Told) -> Flow:
-        """Keep the limits in a response in the store. Raises `StoreError`."""
+        """Keep a response's limits. Raises `StoreError`."""
         known = self._of(limiter, key)
         windows, stated = (self._given, Windows()) if known is None else (known.windows, known.stated)
         accepted = [
@@ -98,14 +97,13 @@ class ToldLimits:
 
 
 def _merged(given: tuple[Limit, ...], stated: tuple[Limit, ...]) -> tuple[Limit, ...]:
-    """Replace limits by stated ones of the same period, and append the others."""
     by_period = {limit.period: limit for limit in stated}
     kept = [_counting(limit, by_period.pop(limit.period, limit)) for limit in given]
     return (*kept, *by_period.values())
 
 
 def _counting(given: Limit, stated: Limit) -> Limit:
-    """Return the given limit with the stated count. Its algorithm stays, and so does a burst of its own."""
+    """The stated count; algorithm and own burst stay."""
     if stated is given:
         return given
     options = {name: value for name, value in given.given.items() if name != "limit"}

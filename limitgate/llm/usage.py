@@ -1,6 +1,6 @@
-"""Reads the tokens that a response of a language model has cost, while it passes. Pure.
+"""Reads the tokens that a response reports, while it passes. Pure.
 
-Of each event of a stream, and of a body, at most `MOST_EXAMINED` bytes are examined: half at its beginning, half at its end.
+Of each event or body, `MOST_EXAMINED` bytes are examined: half at its beginning, half at its end.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from typing import NamedTuple
 from limitgate.llm.estimate import BYTES_PER_TOKEN
 
 MOST_EXAMINED = 65_536
-"""Bytes of an event, or of a body, that are examined, and held meanwhile."""
+"""Bytes of an event or body."""
 ABSURD = 100
-"""Usage of more than this many times the estimate is wrong."""
+"""Factor of the estimate above which usage is wrong."""
 CAPPED = 10
-"""Wrong usage counts as this many times the estimate."""
+"""Factor that wrong usage counts as."""
 MOST_USED = 10_000_000
-"""Larger usage is wrong if there is no estimate: no model reads or writes that much."""
+"""Maximum usage without an estimate."""
 _END = MOST_EXAMINED // 2
 _MOST_TRIED = 8
-"""Places of ``usage`` in an event that are tried, from its end; metadata may have the word, too."""
+"""Places of ``usage`` to try, from the end."""
 _LONGEST_USAGE = 8192
-"""Bytes of a ``usage`` object that are parsed."""
+"""Bytes of a ``usage`` object."""
 _AT_ONCE = 65_536
-"""Bytes that are decompressed at once."""
+"""Decompressed bytes per step."""
 _BATCH = 16_384
-"""Bytes of events that are examined together, which is cheaper."""
+"""Bytes of events per step."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
 _IN_DELTA = rb'\{(?:"type":"[a-z_]++",)?[^\n]{0,300}?' + _KEYS
-"""A prefix that the next part would match too is matched faster."""
+"""Faster with a prefix of the next part."""
 _DELTA = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb")?" + _STRING)
 _DELTA_BEGINS = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb')?"')
 _TEXT = re.compile(_KEYS + _STRING)
 _PLAIN = re.compile(rb"(?:(?:event: ?+[a-z._]{1,64}+\n)?+data:[^\n]*+\n\n)*+")
-"""Events with at most a type and one line of data."""
+"""At most a type and one line of data."""
 _OBJECT = re.compile(rb"\s*+:\s*+(?=\{)")
 _USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
 _INPUT = ("prompt_tokens", "input_tokens")
@@ -51,21 +51,21 @@ class Usage(NamedTuple):
     """Tokens that a request has cost."""
 
     input: int
-    """Without tokens read from Anthropic's cache, which do not count."""
+    """Without tokens from Anthropic's cache."""
     output: int
     is_capped: bool = False
-    """True if the provider reported an absurd number, which was cut."""
+    """True if an absurd number was cut."""
 
 
 def usage_in(usage: object) -> Usage | None:
-    """Return the tokens in a parsed ``usage`` object of any provider; None if it is incomplete or has a number that is none."""
+    """From any provider's ``usage``; None if incomplete or invalid."""
     into, out = _numbers_in(usage)
     # Embeddings have no output.
     return None if into is None else Usage(into, out or 0)
 
 
 def bounded(usage: Usage, into: int | None, out: int | None = None) -> Usage:
-    """Cap numbers of more than `ABSURD` times the estimates, or than `MOST_USED` without one, and mark the result."""
+    """Cap numbers above `ABSURD` times the estimates, or above `MOST_USED` without one."""
     capped = _capped(usage.input, into), _capped(usage.output, out)
     return Usage(*capped, usage.is_capped or capped != (usage.input, usage.output))
 
@@ -78,7 +78,7 @@ def _capped(tokens: int, estimate: int | None) -> int:
 
 
 def _numbers_in(usage: object) -> tuple[int | None, int | None]:
-    """Return input and output tokens, None if not reported. One invalid number invalidates the others."""
+    """None if not reported. One invalid number invalidates all."""
     if not isinstance(usage, dict):
         return None, None
     given = {name: usage.get(name) for name in (*_INPUT, *_OUTPUT, _CREATED, "total_tokens")}
@@ -96,46 +96,44 @@ def _numbers_in(usage: object) -> tuple[int | None, int | None]:
 
 
 class Reader:
-    """Reads along a response. Call `feed` with each chunk, then `finish` or `settle`."""
+    """Call `feed` with each chunk, then `finish` or `settle`."""
 
     def __init__(self) -> None:
         self._input: int | None = None
         self._output: int | None = None
         self._text = 0
-        """Bytes of text."""
         self._text_before = 0
-        """Bytes of text before the last reported usage."""
+        """Bytes of text before the last usage."""
         self._has_arrived = False
 
     def feed(self, chunk: bytes) -> None:
-        """Examine a chunk. Never raises."""
+        """Never raises."""
         raise NotImplementedError
 
     def skip(self, size: int) -> None:
-        """Count bytes that can't be read as text."""
+        """Count bytes that aren't readable text."""
         self._has_arrived = True
         self._text += size
 
     def finish(self) -> Usage | None:
-        """Examine the rest; return the reported usage, or None if it is incomplete."""
         if self._input is None or self._output is None:
             return None
         return Usage(self._input, self._output + self._since)
 
     @property
     def arrived(self) -> int:
-        """Tokens of output text, at least 1 if any byte has arrived."""
+        """Tokens of output text, at least 1 with any byte."""
         return max(1, -(-self._text // BYTES_PER_TOKEN)) if self._has_arrived else 0
 
     @property
     def _since(self) -> int:
-        """Tokens of text after the last reported usage."""
+        """Tokens since the last reported usage."""
         return -(-(self._text - self._text_before) // BYTES_PER_TOKEN)
 
     def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
-        """Return what the request has cost: as reported, otherwise the estimated input and the output that has arrived.
+        """Return the cost: as reported, otherwise estimated input and arrived output.
 
-        The estimates ``into`` and ``out`` bound reported numbers, except the input if the estimate ``is_partial``.
+        Estimates ``into`` and ``out`` bound reports, except the input of a partial estimate.
         """
         self.finish()
         reported = into if self._input is None else self._input
@@ -143,10 +141,7 @@ class Reader:
         return bounded(Usage(reported, output), None if is_partial else into, out)
 
     def _report(self, data: bytes, begin: int, end: int, head: bytes) -> None:
-        """Read the last ``usage`` in data, if it is an object. Text doesn't match, because its quotes are escaped.
-
-        ``head`` is the beginning of the event, which has its type.
-        """
+        """Read the last ``usage`` object. Text can't match, because its quotes are escaped. ``head`` has the event's type."""
         found, before = None, end
         for _ in range(_MOST_TRIED):
             before = data.rfind(b'"usage"', begin, before)
@@ -171,37 +166,33 @@ class Reader:
 
 
 class EventReader(Reader):
-    r"""Reads along a stream of server-sent events.
+    r"""Reads server-sent events.
 
-    Output text is the first text in each ``delta``, and providers send no second one. Its size is exact, except that text in an
-    event of more than `MOST_EXAMINED` bytes has the size of the event.
+    Output text is the first text of each ``delta``. Its size is exact, except in events above `MOST_EXAMINED` bytes.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._fed: list[bytes] = []
         self._size = 0
-        """Bytes in ``_fed``."""
         self._pending = bytearray()
-        """The event that has begun; its end if it is long."""
+        """An incomplete event; its end if long."""
         self._head = b""
-        """The beginning of a long event."""
+        """Beginning of a long event."""
         self._cut = 0
-        """Bytes that a long event has lost."""
+        """Bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
         self._frame = b"", b"", 0
-        """What is around the text of a usual event of this stream, and its quotes."""
+        """Frame of usual text events, and quotes."""
 
     def feed(self, chunk: bytes) -> None:
-        """Keep a chunk, and examine some chunks together. Never raises."""
         self._fed.append(chunk)
         self._size += len(chunk)
         if self._size >= _BATCH:
             self._examine_fed()
 
     def finish(self) -> Usage | None:
-        """Examine the event that has begun; return the reported usage, or None if it is incomplete."""
         self._examine_fed()
         if self._pending:
             event = bytes(self._pending)
@@ -211,12 +202,11 @@ class EventReader(Reader):
 
     @property
     def arrived(self) -> int:
-        """Tokens of output text in whole events, at least 1 if any byte has arrived."""
         self._examine_fed()
         return super().arrived
 
     def _examine_fed(self) -> None:
-        """Examine the events that have ended."""
+        """Examine complete events."""
         chunk = b"".join(self._fed)
         self._fed.clear()
         self._size = 0
@@ -256,9 +246,9 @@ class EventReader(Reader):
             self._examine(event)
 
     def _size_in_frames(self, events: bytes) -> int | None:
-        """Return the size of the text if the events differ in nothing else, which takes a third of the time.
+        """Size of text in otherwise equal events, in a third of the time.
 
-        As the text has no quotes, nothing but text is between two frames.
+        Text has no quotes, so only text is between two frames.
         """
         begin, end, quotes = self._frame
         if not quotes or b"\\" in events or not (events.startswith(begin) and events.endswith(end)):
@@ -267,7 +257,7 @@ class EventReader(Reader):
         return len(events) - many * len(end + begin) if events.count(b'"') == many * quotes else None
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """Normalize the ends of lines: a line feed after a carriage return belongs to it, also in the next chunk."""
+        """A line feed after a carriage return belongs to it, also in the next chunk."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
@@ -309,7 +299,7 @@ class EventReader(Reader):
 
 
 class BodyReader(Reader):
-    """Reads along a JSON response, such as one of embeddings, which may be long."""
+    """Reads a JSON response, which may be long."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,7 +308,6 @@ class BodyReader(Reader):
         self._cut = 0
 
     def feed(self, chunk: bytes) -> None:
-        """Keep the ends of the body. Never raises."""
         if not chunk:
             return
         self._has_arrived = True
@@ -331,7 +320,6 @@ class BodyReader(Reader):
             del self._tail[:-_END]
 
     def finish(self) -> Usage | None:
-        """Examine the ends of the body; return the reported usage, or None if it is incomplete."""
         if self._head:
             self._cut += max(0, len(self._tail) - _END)
             parts = [bytes(self._head), bytes(self._tail[-_END:])]
@@ -348,7 +336,7 @@ class BodyReader(Reader):
 
 
 class CompressedReader(Reader):
-    """Decompresses a response for another reader. Bytes of an unknown or broken encoding count as text."""
+    """Decompresses for another reader. Unknown or broken encodings count as text."""
 
     def __init__(self, reader: Reader, encoding: str) -> None:
         super().__init__()
@@ -356,7 +344,6 @@ class CompressedReader(Reader):
         self._unpack = zlib.decompressobj(wbits=47) if encoding in ("gzip", "x-gzip", "deflate") else None
 
     def feed(self, chunk: bytes) -> None:
-        """Decompress a chunk, at most 64 KiB at once. Never raises."""
         if not chunk:
             return
         try:
@@ -371,21 +358,18 @@ class CompressedReader(Reader):
         self._reader.skip(len(chunk))
 
     def finish(self) -> Usage | None:
-        """Return the usage reported to the other reader."""
         return self._reader.finish()
 
     @property
     def arrived(self) -> int:
-        """Tokens of output text that reached the other reader."""
         return self._reader.arrived
 
     def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
-        """Return what the request has cost according to the other reader."""
         return self._reader.settle(into, out, is_partial=is_partial)
 
 
 def reader_for(content_type: str, content_encoding: str = "") -> Reader:
-    """Return a reader for a response with these fields."""
+    """A reader for a response with these fields."""
     is_stream = content_type.strip().lower().startswith("text/event-stream")
     reader = EventReader() if is_stream else BodyReader()
     encoding = content_encoding.strip().lower()
@@ -393,7 +377,7 @@ def reader_for(content_type: str, content_encoding: str = "") -> Reader:
 
 
 def _frame_of(event: bytes) -> tuple[bytes, bytes, int]:
-    """Return what is around the only text of an event, and the number of quotes; none without such a text."""
+    """The frame of an event's only text, and its quotes."""
     found = [*_DELTA.finditer(event)]
     if len(found) != 1:
         return b"", b"", 0
@@ -402,7 +386,6 @@ def _frame_of(event: bytes) -> tuple[bytes, bytes, int]:
 
 
 def _size_of(text: bytes) -> int:
-    """Return the size of JSON text without its escapes."""
     if b"\\" not in text:
         return len(text)
     try:

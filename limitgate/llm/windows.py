@@ -13,22 +13,17 @@ _NOBODY = State()
 
 
 class Windows(NamedTuple):
-    """The limits of each kind."""
-
     requests: tuple[Limit, ...] = ()
     tokens: tuple[Limit, ...] = ()
     input_tokens: tuple[Limit, ...] = ()
     output_tokens: tuple[Limit, ...] = ()
 
     def apart(self) -> Windows:
-        """Return the same limits with windows apart by kind: otherwise requests might take over the usage of tokens."""
+        """Separate windows by kind: requests must not take over tokens."""
         return Windows(*[tuple([limit.in_series(n) for limit in limits]) for n, limits in enumerate(self)])
 
     def costed(self, usage: Usage, ahead: State = _NOBODY) -> list[Any]:
-        """Return the limits for `Limiter.reserve`, each with its cost. A cost beyond a burst is cut to it, so that it fits.
-
-        The limits keep room for the requests ahead in the line, as far as they have any.
-        """
+        """Limits with costs for `Limiter.reserve`, capped by bursts. Keeps room for requests ahead."""
         kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
         costs = [
             min(cost, limit.burst) if limit.burst else max(1, cost) for limit, cost in zip(self.every(), self.costs(usage))
@@ -39,7 +34,7 @@ class Windows(NamedTuple):
         ]
 
     def takes_longer(self, usage: Usage, ahead: State) -> float:
-        """Return the seconds in which room for the requests ahead comes, if a bucket never has it beside this one; else 0."""
+        """Seconds until room for requests ahead, if a bucket never has it beside this one; else 0."""
         kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
         limits = [(limit, min(cost, limit.burst), less) for limit, cost, less in zip(self.every(), self.costs(usage), kept)]
         if not any(0 < limit.burst < cost + less for limit, cost, less in limits if less):
@@ -47,24 +42,19 @@ class Windows(NamedTuple):
         return max([less * limit.period / limit.count for limit, _, less in limits if limit.count])
 
     def costs(self, usage: Usage, requests: int = 1) -> list[int]:
-        """Return the cost of each limit, in the order of `every`."""
         costs = requests, usage.input + usage.output, usage.input, usage.output
         return [cost for cost, limits in zip(costs, self) for _ in limits]
 
     def kinds(self) -> list[Kind]:
-        """Return the kind of each limit, in the order of `every`."""
         return [kind for kind, limits in self.by_kind() for _ in limits]
 
     def by_kind(self) -> list[tuple[Kind, tuple[Limit, ...]]]:
-        """Return each kind with its limits."""
         return list(zip(KINDS, self))
 
     def with_kinds(self) -> list[tuple[str, Limit]]:
-        """Return all limits with what each counts."""
         return [(kind, limit) for kind, limits in self.by_kind() for limit in limits]
 
     def every(self) -> list[Limit]:
-        """Return all limits."""
         return [limit for limits in self for limit in limits]
 
 

@@ -1,4 +1,4 @@
-"""Diagnostics for operators: log lines with a code, which ``limitgate doc`` explains, and without data of clients."""
+"""Diagnostics: log lines with a code for ``limitgate doc``, without client data."""
 
 from __future__ import annotations
 
@@ -141,7 +141,6 @@ class Diagnosis(Enum):
         self.code = code
         self.level = level
         self.place = len(type(self).__members__)
-        """Index among all diagnostics."""
         self.line = f"{code} {text} (limitgate doc {code})"
 
     def log(self, *values: object) -> None:
@@ -154,7 +153,7 @@ times_logged = [0] * len(Diagnosis)
 
 
 class OncePerValue:
-    """Logs a diagnostic once per value, for at most `MOST` values."""
+    """Logs once per value, for `MOST` values."""
 
     __slots__ = ("_diagnosis", "_logged")
     MOST = 1000
@@ -168,11 +167,10 @@ class OncePerValue:
         return len(self._logged) >= self.MOST
 
     def is_new(self, value: Hashable) -> bool:
-        """Return True if `log` would log a value."""
         return value not in self._logged and not self.is_full
 
     def log(self, value: Hashable, *said: object) -> bool:
-        """Log ``said``, unless ``value`` was logged before. Return True if it was logged now."""
+        """Return True unless ``value`` was logged before."""
         if not self.is_new(value):
             return False
         self._logged.add(value)
@@ -181,8 +179,6 @@ class OncePerValue:
 
 
 class Once:
-    """Logs a diagnostic once, also if several threads call it."""
-
     __slots__ = ("_diagnosis", "_times")
 
     def __init__(self, diagnosis: Diagnosis) -> None:

@@ -1,4 +1,4 @@
-"""Text in messages: short lists, masked names, suggestions for unknown names, and missing extras."""
+"""Text in messages: lists, masked names, suggestions, missing extras."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from typing import Literal, NoReturn, TypeVar
 
 MOST = 10
-"""Entries of a list that are shown."""
+"""Entries of a list."""
 LONGEST = 200
-"""Characters of an entry, of a full name, or of text from a client."""
+"""Characters of a value from a client."""
 
 
 def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -> str:
-    """List entries: ``a, b, … and 990 more``. A single remaining entry is listed."""
+    """``a, b, … and 990 more``."""
     told = entries if len(entries) <= most + 1 else [*entries][:most]
     text = between.join([shortened(each) for each in told])
     left_out = len(entries) - len(told)
@@ -29,26 +29,26 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 Names = Literal["masked", "full", "off"]
-"""How names of clients are shown: first and last characters, all, or nothing."""
+"""Shows first and last characters, all, or nothing of a client's name."""
 
 _SAYABLE = frozenset({"path", "method", "tier"})
-"""Parts of a key that identify no client."""
+"""Key parts that identify no client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
-"""Parts of a key that are never shown in full."""
+"""Key parts that are never shown in full."""
 _SHOWN = 3
-"""Characters shown at each end of a long name."""
+"""Characters at each end."""
 ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
-"""Starts a command to CI in a line: ``##[error]`` (GitHub), ``##vso[`` (Azure Pipelines), ``##teamcity[``."""
+"""CI commands: ``##[error]`` (GitHub), ``##vso[`` (Azure Pipelines), ``##teamcity[``."""
 
 
 def masked(name: str) -> str:
-    """Return the first and last characters of a name, at most half of it: ``20….7`` for 203.0.113.7."""
+    """First and last characters, at most half: ``20….7`` for 203.0.113.7."""
     shown = min(_SHOWN, len(name) // 4)
     return _replaced(f"{name[:shown]}…{name[len(name) - shown :]}")
 
 
 def printable(text: str) -> str:
-    """Escape unprintable characters and CI commands, so that a text is one harmless line."""
+    """Escape control characters and CI commands."""
     text = ORDERS.sub(r"#\\x23", text)
     if text.isprintable():
         return text
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def shown(label: str, value: str, names: Names = "masked") -> str:
-    """Return the value of a key's part as it may be shown; empty if names are off."""
+    """Value of a key's part for display; empty if names are off."""
     if names == "off":
         return ""
     is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
@@ -113,19 +113,18 @@ _ELSEWHERE = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""Names in other rate limiters and servers that similarity would not find."""
+"""Names that similarity would not find."""
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 
 _MOST = 100
-"""Names that are all listed: fields and options are fewer, rules possibly more, all equally likely."""
+"""Names that are all listed."""
 
 _LONG = 5
-"""Shortest part of a name that can suggest the whole, such as ``socket_timeout`` for ``timout``."""
+"""Shortest part that suggests a name: ``socket_timeout`` for ``timout``."""
 
 
 def meant(name: object, known: Iterable[str]) -> str | None:
-    """Return the name that an unknown one probably means."""
     names = {_letters(each): each for each in known}
     long_first = sorted(names, key=len, reverse=True)
     parts = {part: names[letters] for letters in long_first for part in letters.split("_") if len(part) >= _LONG}
@@ -146,10 +145,9 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Letters in common, then their order, then their distance in the alphabet.
+    """Letters in common, then order, then distance in the alphabet.
 
-    ``qps``, ``qpm``, ``qph`` and ``qpd`` are all one letter from ``qpn`` and from ``qmp``: the result is ``qpm``. ``path`` and
-    ``qph`` have equally many letters of ``pth``: the result is ``path``.
+    ``qpn`` and ``qmp`` suggest ``qpm``; ``pth`` suggests ``path``, not ``qph``.
     """
     shared = (Counter(wrong) & Counter(known)).total() - abs(len(wrong) - len(known))
     alike = SequenceMatcher(None, wrong, known).ratio()
@@ -157,7 +155,7 @@ def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
 
 
 def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Return the probable meaning of an unknown name, and the valid names, each after ``prefix``."""
+    """Probable meaning, and valid names after ``prefix``."""
     names = list(known)
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
@@ -166,7 +164,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 class _Lacking:
-    """An attribute that other libraries have. Access raises an error that names the alternative."""
+    """Access names the alternative."""
 
     def __init__(self, of: str, name: str, instead: str) -> None:
         self._said = f"{of} has no {name!r}, expected {instead}"
@@ -177,10 +175,7 @@ class _Lacking:
 
 
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
-    """Decorate a class whose users may look for these names, each with its alternative. ``of`` describes an instance.
-
-    Type checkers and ``dir`` don't see the names.
-    """
+    """Decorate a class with names of other libraries, each with its alternative. Hidden from type checkers and ``dir``."""
 
     def decorate(kind: Kind) -> Kind:
         for name, cure in instead.items():
@@ -192,7 +187,7 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
 
 
 def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """Return a module's ``__getattr__`` (PEP 562) for names that users may look for, each with its alternative."""
+    """A module's ``__getattr__`` (PEP 562) for such names."""
 
     def missing(name: str) -> NoReturn:
         if name in instead:
@@ -204,7 +199,7 @@ def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]
 
 @contextmanager
 def extra(name: str, *packages: str) -> Iterator[None]:
-    """If one of the ``packages`` imported inside is missing, the error has the ``pip install`` command."""
+    """Add ``pip install`` to the error for missing ``packages``."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -216,7 +211,6 @@ def extra(name: str, *packages: str) -> Iterator[None]:
 
 
 def require(package: str) -> None:
-    """Raise `ModuleNotFoundError` if a package is missing, without importing it."""
     if not _is_there(package):
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 

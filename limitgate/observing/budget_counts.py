@@ -25,8 +25,6 @@ _BUCKETS: Final = len(_BOUNDS) + 1
 
 
 class BudgetCounts:
-    """Metrics of the budget of a name on one limiter."""
-
     def __init__(self, budget: str) -> None:
         self._labels = (budget,)
         self._series = Series(
@@ -37,12 +35,10 @@ class BudgetCounts:
         self.waiting = 0
 
     def reserved(self, estimate: tuple[int, int]) -> None:
-        """Count reserved input and output tokens."""
         for direction, tokens in zip(_DIRECTIONS, estimate):
             self._add((direction, "reserved"), tokens)
 
     def settled(self, how: Settlement, estimate: tuple[int, int], used: tuple[int, int]) -> None:
-        """Count a request that is over, with its estimate and its real cost in input and output tokens."""
         self._add((how,))
         if how == "failed":
             return
@@ -55,11 +51,9 @@ class BudgetCounts:
                 self._series.values[bucket + _BUCKETS] += ratio
 
     def refused(self, refuser: Refuser) -> None:
-        """Count a refusal."""
         self._add((refuser,))
 
     def wait(self, change: int) -> None:
-        """Count a request that begins or ends to wait."""
         self.waiting += change
 
     def _add(self, labels: tuple[str, ...], amount: int = 1) -> None:
@@ -68,11 +62,9 @@ class BudgetCounts:
             exporter.wake()
 
     def series(self) -> Iterable[Series]:
-        """Return the counters and histograms."""
         return (self._series,)
 
     def gauges(self) -> Iterable[Gauge]:
-        """Return the number of waiting requests."""
         yield instruments.BUDGET_WAITING, self._labels, self.waiting
 
 
@@ -80,7 +72,7 @@ _counts: WeakKeyDictionary[Any, dict[str, BudgetCounts]] = WeakKeyDictionary()
 
 
 def counts_of(budget: str, limiter: Any) -> BudgetCounts:
-    """Return the metrics of a budget on a limiter, whose observers receive them from then on."""
+    """Observers receive them from then on."""
     named = _counts.setdefault(limiter, {})
     counts = named.get(budget)
     if counts is None:

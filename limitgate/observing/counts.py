@@ -34,7 +34,7 @@ _REFUSALS: Final = tuple(product(RESERVES, get_args(Refusal)))
 
 
 class ShedSeries(Series):
-    """Refusals of an adaptive limit, which counts them itself."""
+    """Counted by the adaptive limit itself."""
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
@@ -81,16 +81,15 @@ _USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - _USUAL
-"""Pairs that don't occur, so they have no initial series with 0."""
+"""No initial series."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
 ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
-"""Positions of a rule's values: its outcomes, and the first bucket of its histogram."""
+"""Positions in a rule's values; the histogram starts at `COUNTS`."""
 SUMS = COUNTS + _BUCKETS
-"""Position of the first sum of the histogram."""
 TINY: Final = 1e-9
-"""Subtracted from a share, so that rounding can't lift it above an equal bound."""
+"""Subtracted from a share, so that rounding cannot lift it above its bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
@@ -98,7 +97,7 @@ LIMITER = "(limiter)"
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
-    """True if an outcome supersedes another outcome of the same request."""
+    """True if an outcome supersedes another one of a request."""
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
@@ -112,7 +111,7 @@ class RuleSeries(Series):
         self.clients = clients
         """None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
-        """As they are written."""
+        """As written."""
         self.waiting = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
@@ -120,7 +119,6 @@ class RuleSeries(Series):
         self.shed: ShedSeries | None = None
 
     def take(self, rule: Rule) -> None:
-        """Update limits and options."""
         self._windows = windows_of(rule.every_limit)
         self.limits = [limit.given for limit in rule.every_limit]
         self._has_slots = takes_slots(rule)
@@ -129,18 +127,17 @@ class RuleSeries(Series):
             self.bans = Series([0], [(instruments.RULE_BANS, self.labels)])
 
     def retire(self, windows: Iterable[str]) -> None:
-        """Set removed limits to 0, because a series can't be removed."""
+        """A series can't be removed, so limits become 0."""
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: ConcurrencyLimiter | None) -> None:
-        """Export the adaptive limit of the rule, if any."""
         if places is None:
             self.shed = None
         elif self.shed is None or self.shed.places is not places:
             self.shed = ShedSeries(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
-        """Count a decision with the used share of the fullest window."""
+        """Count a decision with the fullest window's share."""
         values, bucket = self.values, bisect_left(BOUNDS, share)
         values[outcome] += 1
         values[COUNTS + bucket] += 1
@@ -151,7 +148,7 @@ class RuleSeries(Series):
             self.bans.values[0] += 1
 
     def gauges(self, held: int) -> Iterable[Gauge]:
-        """Limits, and requests in flight and waiting if supported."""
+        """Limits, and requests in flight and waiting."""
         for window, count in self._windows.items():
             yield instruments.RULE_LIMIT, (*self.labels, window), count
         limit = None if self.shed is None else self.shed.places.limit
@@ -171,13 +168,12 @@ class Held(Protocol):
 
 
 class Counts:
-    """Metrics of a gate. ``tally`` collects clients for the fleet; if nobody observes, requests are counted with it, later."""
+    """``tally`` collects clients for the fleet; without observers, it counts requests later."""
 
     def __init__(self, tally: Tally | None = None, *, defers: bool = False) -> None:
         self.tally = tally
         self.defers = defers
         self.publisher: Any = None
-        """Writes snapshots; None outside a fleet."""
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
         self.request_series = Series([0] * len(_REQUESTS), counters, rare=_RARE)
         self._values = self.request_series.values
@@ -186,11 +182,9 @@ class Counts:
         self._config: ConfigSeries | None = None
 
     def look_at(self, *keepers: Held) -> None:
-        """Count the slots in flight of these keepers."""
         self._keepers = [ref(keeper) for keeper in keepers]
 
     def look_at_rules(self, loads: ReloadStats, rules: Callable[[], RuleSet | None]) -> None:
-        """Export rule loads and the revision of the current rules."""
         self._config = ConfigSeries(loads, rules)
 
     def count(self, outcome: Outcome, source: Source) -> None:
@@ -199,27 +193,24 @@ class Counts:
             exporter.wake()
 
     def count_many(self, outcome: Outcome, sources: Mapping[Source, int]) -> None:
-        """Count requests with this outcome by the source of their decision."""
         for source, count in sources.items():
             self._values[_PLACES[outcome][source]] += count
 
     @property
     def requests(self) -> dict[tuple[str, str], int]:
-        """Requests by outcome and source."""
         return dict(zip(_REQUESTS, self._values))
 
     def rules(self) -> list[RuleSeries]:
-        """Return the metrics of all rules."""
         return list(self._rules.values())
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """Return the metrics of a rule, which continue if it is redefined."""
+        """Metrics continue if the rule is redefined."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set limits to 0 that are no longer in the rules."""
+        """Set removed limits to 0."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}
@@ -286,7 +277,7 @@ def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | Non
 
 
 def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
-    """Count a decision for the rules that were charged, and for those without room."""
+    """Count a decision for charged rules and those without room."""
     found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket, row in buckets:
         if row is None:
@@ -301,7 +292,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Used share of the fullest window after a decision; 1 for a banned bucket."""
+    """Of the fullest window; 1 if banned."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
@@ -367,5 +358,4 @@ _process_metrics = ProcessMetrics()
 
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-    """Export metrics, each while its owner lives, and the process-wide ones."""
     exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))

@@ -1,6 +1,6 @@
-"""Observers, and the export of metrics to them: once a second while values change, before a scrape, and at the end.
+"""Exports metrics to observers: once a second while values change, before a scrape, and at the end.
 
-A thread exports, independent of event loops. Observers receive differences, so metrics of gates and processes add up.
+A thread exports. Observers receive differences, so that gates and processes add up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = {
     "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
     "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
 }
-"""Module and class by name; imported on use."""
+"""Imported on use."""
 
 
 @runtime_checkable
@@ -33,7 +33,8 @@ class Observer(Protocol):
     """Receives all metrics, once a second while values change: ``LimitGate(app, observers=[MyObserver()])``.
 
     Called from any thread, but never concurrently. ``labels`` are the values of `Instrument.labels`, in their order; clients
-    can't create label values. Every series starts at 0. Equal observers count as one.
+    can't
+    create new ones. Every series starts at 0. Equal observers count as one.
     """
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
@@ -43,7 +44,7 @@ class Observer(Protocol):
         """Set a gauge, or the current value of an up-down counter."""
 
     def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
-        """Record observations in a histogram: new counts and sums per bucket; the last bucket is unbounded."""
+        """Record new counts and sums per histogram bucket; the last bucket is unbounded."""
 
 
 def check_observers(chosen: Iterable[object]) -> None:
@@ -57,7 +58,7 @@ def check_observers(chosen: Iterable[object]) -> None:
 
 
 def observers_of(chosen: Iterable[str | Observer]) -> tuple[Observer, ...]:
-    """Return observers, given as objects, names, or one text of names. Raises `ConfigError`, also for a missing package."""
+    """Return observers from objects or names. Raises `ConfigError`, also for a missing package."""
     listed = tuple(filter(None, map(str.strip, chosen.split(",")))) if isinstance(chosen, str) else tuple(chosen)
     check_observers(listed)
     return tuple(dict.fromkeys([_named(each) if isinstance(each, str) else each for each in listed]))
@@ -74,7 +75,7 @@ def _named(name: str) -> Observer:
 
 
 PERIOD = 1.0
-"""Seconds between exports."""
+"""Seconds."""
 
 Name = tuple[Instrument, tuple[str, ...]]
 Gauge = tuple[Instrument, tuple[str, ...], float]
@@ -83,8 +84,7 @@ Gauge = tuple[Instrument, tuple[str, ...], float]
 class Series:
     """Counters and histograms of one subject, which only increase.
 
-    ``values`` has one number per counter, and per histogram the counts of its buckets followed by their sums. Series with
-    ``rare`` labels start at the first count.
+    ``values`` has a number per counter, and per histogram its counts, then its sums. Series with ``rare`` labels start late.
     """
 
     __slots__ = ("counters", "histograms", "rare", "values")
@@ -102,7 +102,7 @@ class Series:
         self.rare = rare
 
     def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
-        """Export the difference between ``before`` and ``now``; all series if ``before`` is None."""
+        """Export changes since ``before``; all if None."""
         is_first = before is None
         new = now if before is None else [value - was for value, was in zip(now, before)]
         place = len(self.counters)
@@ -119,7 +119,7 @@ class Series:
 
 class Metrics(Protocol):
     def series(self) -> Iterable[Series]:
-        """The same objects each time, possibly with new ones."""
+        """The same objects each time, and new ones."""
 
     def gauges(self) -> Iterable[Gauge]: ...
 
@@ -131,20 +131,18 @@ class _Exported:
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
-        """Series of a forked child to export once with 0; the parent exports their previous counts."""
+        """Exported once with 0 in a forked child; the parent exports the rest."""
         self._failed = Once(Diagnosis.OBSERVER_FAILED)
 
     def attach(self, metrics: Metrics, owner: object) -> None:
         self._owners.setdefault(metrics, ref(owner))
 
     def reset_after_fork(self) -> None:
-        """Reset: the parent exports previous counts."""
         self._gauges.clear()
         self._inherited = [series for metrics in self._owners for series in metrics.series()]
         self._values = {series: series.values.copy() for series in self._inherited}
 
     def export(self) -> bool:
-        """Export new values. True if there were any, or if a store may recover without a request."""
         while self._inherited:
             series = self._inherited.pop()
             self._guarded(series.export, self._observer, None, [0] * len(series.values))
@@ -182,7 +180,7 @@ class _Exported:
         return has_news
 
     def _guarded(self, export: Callable[..., None], *args: Any) -> None:
-        """Call an observer, so that its failure doesn't affect others."""
+        """One observer's failure doesn't affect others."""
         try:
             export(*args)
         except Exception as error:  # noqa: BLE001 - observers are foreign code
@@ -214,7 +212,7 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """Wait for the current export, so that the child doesn't inherit locks of observers."""
+        """The child must not inherit locks of observers."""
         with self._lock:
             pass
 
@@ -225,7 +223,7 @@ class MetricsExporter:
             exported.reset_after_fork()
 
     def attach(self, observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-        """Export metrics, each while its owner lives. All series exist from now on."""
+        """Export metrics while their owner lives. All series exist from now on."""
         with self._lock:
             for observer in observers:
                 exported = self._exported.setdefault(observer, _Exported(observer))
@@ -234,7 +232,7 @@ class MetricsExporter:
         self.export()
 
     def wake(self) -> None:
-        """Export every second until nothing changes."""
+        """Export until nothing changes."""
         if not self._exported:
             return
         self.is_idle = False
@@ -243,7 +241,7 @@ class MetricsExporter:
             self._start()
 
     def export(self, *, waits: bool = True) -> bool:
-        """Export new values. True if any; without ``waits``, False if another thread exports."""
+        """True if any; without ``waits``, False during another export."""
         if not self._lock.acquire(blocking=waits):
             return False
         try:
@@ -288,8 +286,6 @@ _CALL_STARTS: Final = {result: place * _CALL_WIDTH for place, result in enumerat
 
 
 class CallSeries(Series):
-    """Calls to a store with the URL scheme ``store``."""
-
     __slots__ = ()
 
     def __init__(self, store: str) -> None:
@@ -297,7 +293,7 @@ class CallSeries(Series):
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
-        """Count a call. An overload of this process made no call."""
+        """An overload of this process made no call."""
         if result != "overload":
             place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
             self.values[place] += 1
@@ -305,8 +301,6 @@ class CallSeries(Series):
 
 
 class StoreCounts:
-    """Metrics of a store. Reads ``healthy`` and ``outages`` if present."""
-
     def __init__(self, store: object) -> None:
         self.scheme: str = getattr(store, "scheme", "custom")
         self._store = ref(store)
@@ -331,7 +325,7 @@ class StoreCounts:
 
 
 def store_counts(store: object) -> StoreCounts:
-    """Return the metrics of a store, shared by its users."""
+    """Return the metrics that all users of a store share."""
     counts: StoreCounts | None = getattr(store, "observed", None)
     if counts is None:
         counts = StoreCounts(store)

@@ -1,4 +1,4 @@
-"""All metrics, the source of instruments and documentation."""
+"""All metrics: source of instruments and documentation."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.overload.shedding import Refusal
 
 Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]
-"""Outcome of a request. If several gates or limits decide, the later outcome supersedes the earlier one."""
+"""A later outcome of other gates or limits replaces an earlier one."""
 RuleOutcome = Literal["admitted", "refused", "shadow_refused"]
 Result = Literal["ok", "timeout", "connection", "oom", "reply"]
 Kind = Literal["counter", "gauge", "up_down", "histogram"]
 Joined = Literal["sum", "min", "max", "each"]
-"""How to combine a gauge across processes and gates."""
+"""How a gauge is combined across processes and gates."""
 
 
 @dataclass(frozen=True, eq=False)
 class Instrument:
-    """A metric: name, kind and labels."""
-
     name: str
-    """Name in OpenTelemetry."""
+    """In OpenTelemetry."""
     kind: Kind
     unit: str
-    """UCUM unit, as in OpenTelemetry."""
+    """UCUM."""
     meaning: str
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     bounds: tuple[float, ...] = ()
-    """Upper bounds of histogram buckets, without infinity."""
+    """Upper bounds, without infinity."""
     joined: Joined = "sum"
-    """How to combine the gauge of several live processes: sum, extreme, or each by its pid."""
 
     @property
     def prometheus_name(self) -> str:
-        """Name in Prometheus, equal to that of the OpenTelemetry exporter."""
+        """Equal to that of the OpenTelemetry exporter."""
         seconds = "_seconds" if self.unit == "s" else ""
         return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 

@@ -1,7 +1,6 @@
 """Logs of refusals, without floods, and of changed limits and bans.
 
-A bucket logs its first refusal, and a line after a quiet period. In between, refusals are only counted. The audit log has
-structured fields for JSON, at level INFO.
+A bucket logs its first refusal, and a line after a quiet period. The audit log has fields for JSON, at level INFO.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ log = logging.getLogger("limitgate.refusals")
 audit_log = logging.getLogger("limitgate.audit")
 
 QUIET = 10.0
-"""Seconds without a refusal that end an episode."""
+"""Seconds."""
 MOST = 4096
-"""Maximum number of open episodes; the oldest ends early."""
+"""Open episodes; the oldest ends early."""
 MINUTE = 60.0
 _PERIOD = 1.0
 _SHADOW = " (shadow: these requests pass)"
@@ -49,15 +48,15 @@ class _Episode:
         self.looked_at = 0
         self.grown_at = at
         self.is_told = False
-        """The beginning was logged, so the end is, too."""
+        """True if the beginning was logged."""
         self.who = ""
-        """Name of the refused client with a leading blank, or empty."""
+        """The client with a leading blank, or empty."""
 
 
 class Episodes:
-    """Episodes of one gate. Logs at most ``per_minute`` lines, and then the number of suppressed ones.
+    """Episodes of one gate: at most ``per_minute`` lines, then the number of suppressed ones.
 
-    Times of refusals are Unix µs on the store's clock; ``clock`` is monotonic, in seconds.
+    Refusals have Unix µs of the store; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
@@ -74,7 +73,7 @@ class Episodes:
         self._is_watched = False
 
     def count(self, key: str, now: int) -> bool:
-        """Count a refusal. False if it begins an episode, see `begin`."""
+        """False if it begins an episode, see `begin`."""
         episode = self._open.get(key)
         if episode is None or now - episode.last > QUIET * 1e6:
             return False
@@ -85,7 +84,7 @@ class Episodes:
     def begin(
         self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str], *, is_shadow: bool = False
     ) -> None:
-        """Begin an episode with its first refusal. ``is_shadow``: the request passes."""
+        """``is_shadow``: the request passes."""
         lines: list[_Line] = []
         with self._lock:
             if self.count(key, now):  # Another thread was faster.
@@ -180,7 +179,7 @@ def _log(lines: list[_Line]) -> None:
 def audited(
     flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
 ) -> Generator[Any, Any, T]:
-    """Run a flow and log its change of state. ``name`` returns the name of the target."""
+    """Run a flow and log its change to ``name``."""
     result = yield from flow
     if audit_log.isEnabledFor(logging.INFO):
         target, by = name(), somebody()
@@ -190,7 +189,7 @@ def audited(
 
 
 def rules_changed(source: str, changes: str) -> None:
-    """Log a rule change; the source doesn't identify the author."""
+    """Log a change of rules, whose author is unknown."""
     fields = _fields("rules", source, None, None, {"changes": changes})
     audit_log.info("rules read again from %s: %s", source, changes, extra=fields)
 

@@ -1,4 +1,4 @@
-"""Counts the Prometheus series of rules, which depend only on the rules."""
+"""Counts the Prometheus series of rules."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from limitgate.rules.rule import Rule, RuleSet
 _OUTCOMES: Final = len(RULE_DECISIONS.values["outcome"])
 _HISTOGRAM: Final = len(RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
 _ADAPTIVE: Final = prod(map(len, RULE_SHED.values.values())) + len((RULE_ADAPTIVE_LIMIT, RULE_ADAPTIVE_BASE))
-"""Series of an adaptive rule, without requests in flight and waiting."""
+"""Of an adaptive rule, without gauges."""
 
 
 def series(rules: RuleSet) -> int:
-    """Return the number of Prometheus series of a rule set per process."""
     rest = _OUTCOMES + _HISTOGRAM
     return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
 
@@ -35,7 +34,7 @@ def _gauges(rule: Rule) -> int:
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """Return counts by name of their period; the lowest of equal periods."""
+    """Counts by period; the lowest of equal periods."""
     windows: dict[str, int] = {}
     for limit in limits:
         window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
@@ -50,5 +49,4 @@ def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
 
 
 def takes_slots(rule: Rule) -> bool:
-    """Return True if requests of the rule take slots."""
     return any(bucket.has_slots for bucket in rule.buckets)

@@ -1,1 +1,1 @@
-"""Limits on outgoing requests: the code shared by all HTTP client libraries."""
+"""Code shared by all HTTP client libraries."""

@@ -1,4 +1,4 @@
-"""URLs and refusal bodies of urllib3, also for requests, which uses urllib3."""
+"""URLs and refusal bodies of urllib3 and requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def host_of(url: str) -> str:
-    """The lower-case host of a URL, with a non-default port."""
+    """Return the lower-case host, with a non-default port."""
     scheme, _, host, port, *_ = parse_url(url)
     # A trailing dot doesn't change the host.
     name = (host or "").removesuffix(".")
@@ -27,12 +27,12 @@ def host_of(url: str) -> str:
 
 
 def in_memory(body: object) -> bool:
-    """True if a request body can be sent again, which excludes streams."""
+    """True if a body can be sent again."""
     return body is None or isinstance(body, str | bytes | bytearray)
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
-    """Read a refusal's body into memory, which frees its connection; drop it if too long, late or broken."""
+    """Read a refusal's body, which frees its connection; drop it if too long, late or broken."""
     body = _read(response)
     if body is None or not _is_readable(_with(response, body)):
         lost = _with(response, b"")
@@ -43,7 +43,6 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 
 def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
-    """Have the decoded body of a response read along."""
     read, read1, read_chunked, close = response.read, response.read1, response.read_chunked, response.close
 
     def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
@@ -82,7 +81,7 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
 
 
 def _is_read(response: HTTPResponse) -> bool:
-    """Return True if nothing is left of a body. A body of known length ends without an empty read."""
+    """A body of known length ends without an empty read."""
     return response.closed and not len(getattr(response, "_decoded_buffer", b""))
 
 
@@ -96,7 +95,6 @@ def _over_if_it_fails(reading: Reading) -> Iterator[None]:
 
 
 def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:
-    """Return what a budget reads of a request."""
     fields = {str(name).lower(): value for name, value in headers.items()}
 
     def field(name: str) -> str | None:

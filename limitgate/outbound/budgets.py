@@ -1,4 +1,4 @@
-"""What a throttled client and a budget exchange, see `limitgate.llm`."""
+"""Interface of throttled clients and budgets, see `limitgate.llm`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any, NamedTuple
 from limitgate.outbound.response_fields import Field
 
 Flow = Generator[Any, Any, Any]
-"""Yields results of a client library or a limiter, or awaitables of them."""
+"""Yields results of a library or a limiter, or awaitables."""
 
 
 class Target(NamedTuple):
-    """What a budget reads of a request."""
-
     body: bytes | None
-    """None if it is not in memory."""
+    """None if not in memory."""
     path: str
     field: Field
 
 
 class Reading:
-    """Reads the body of a response along: ``feed`` takes each chunk, and ``end`` returns the flow to run at its end."""
+    """``feed`` takes each chunk; ``end`` returns a flow for the end."""
 
     def __init__(self, feed: Callable[[bytes], None], end: Callable[[], Flow]) -> None:
         self.feed = feed
@@ -29,7 +27,7 @@ class Reading:
         self._is_over = False
 
     def over(self) -> Flow:
-        """Return the flow to run at the end of the body. Has an effect once."""
+        """Return that flow, once."""
         if not self._is_over:
             self._is_over = True
             yield from self._end()

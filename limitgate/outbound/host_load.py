@@ -1,4 +1,4 @@
-"""Load of each host, learned from its responses. Adds a clock and a lock to `limitgate.overload`."""
+"""Each host's load, learned from responses, with clock and lock."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _log = logging.getLogger("limitgate.outbound")
 
 class Refusal(NamedTuple):
     retry_after: int
-    """Randomized seconds until the next attempt."""
+    """Randomized seconds."""
     limit: int = 0
-    """Limit on requests in flight if there is no room; 0 if the host accepts too few requests."""
+    """Limit in flight if full; 0 if the host accepts too few requests."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
-    """Classify a response when its headers arrive; the duration of its body depends on the reader."""
+    """Classify when headers arrive: the body's duration depends on the reader."""
     if status in (429, 503):
         return "failed"
     is_head, is_stream = (method or "").upper() == "HEAD", (content_type or "").lower().startswith("text/event-stream")
@@ -58,7 +58,6 @@ class HostLoad:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Requests in flight end without effect."""
         self._lock = Lock()
         self._forget()
 
@@ -69,7 +68,7 @@ class HostLoad:
         self._limit = None if self._adaptive is None else AdaptiveLimit(self._adaptive, wall_offset=_wall_offset)
 
     def refusal(self) -> Refusal | None:
-        """Decide at random whether to refuse a request because the host accepts too few."""
+        """Refuse at random if the host accepts too few requests."""
         with self._lock:
             now = self._learn()
             if self._throttle is None or not self._throttle.refuses(now, random.random):
@@ -78,7 +77,7 @@ class HostLoad:
         return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
-        """Begin a request; None if requests in flight aren't limited."""
+        """None without a limit in flight."""
         with self._lock:
             now = self._learn()
             if self._limit is None:
@@ -90,9 +89,9 @@ class HostLoad:
         return self._logged(refusal)
 
     def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
-        """End a request; ``is_accepted`` is None if the host didn't determine its end.
+        """End a request; ``is_accepted`` is None if the host didn't decide.
 
-        Takes no lock, because the garbage collector may call it.
+        Takes no lock: the garbage collector may call this.
         """
         self._ended.append(_Ended(waiting.monotonic(), place, outcome, is_accepted))
 
@@ -113,7 +112,7 @@ class HostLoad:
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log the first refusal in a while, without the lock: the log handler may send to this host."""
+        """Log a first refusal without the lock: the log handler may send to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:

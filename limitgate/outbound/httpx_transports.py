@@ -1,7 +1,4 @@
-"""Throttled transports for httpx and httpx2, which have one API but no common classes.
-
-`limitgate.httpx` and `limitgate.httpx2` pass in their library.
-"""
+"""Throttled transports for httpx and httpx2, which have one API but no common classes."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ from limitgate.process.clock import monotonic
 _LIBRARIES = ("httpx", "httpx2")
 _READABLE = {"", "gzip", "deflate", "identity"}
 _PIECE = 64
-"""Bytes of a refusal's body that are decoded together."""
+"""Bytes decoded together."""
 
 
 class URL(Protocol):
@@ -101,7 +98,7 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         )
 
     def _inner(self, transport: Any, method: str, base: str) -> Any:
-        """The wrapped transport, by default a new one. Raises `ConfigError` if it can't send our requests."""
+        """Raises `ConfigError` if it can't send our requests."""
         library, own = self._library.__name__, base.replace("Base", "HTTP")
         if transport is None:
             return getattr(self._library, own)()
@@ -139,7 +136,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
     async def handle_async_request(self, request: Request) -> Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
 
-        Raises `ConfigError` for a request of the other library.
+        Raises `ConfigError` for the other library.
         """
         if mixed := self._mixed(request, self._kind):
             raise mixed
@@ -147,7 +144,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     def handle_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`, because this transport is for ``AsyncClient``, or `ConfigError` for the other library."""
+        """Raise `TypeError`: this is for ``AsyncClient``. `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __enter__ = handle_request
@@ -168,7 +165,6 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
             await self._close_store()
 
     async def aclose(self) -> None:
-        """Close the wrapped transport, and the store if this transport opened it."""
         try:
             await self._transport.aclose()
         finally:
@@ -198,7 +194,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
     def handle_request(self, request: Request) -> Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
 
-        Raises `ConfigError` for a request of the other library.
+        Raises `ConfigError` for the other library.
         """
         if mixed := self._mixed(request, self._kind):
             raise mixed
@@ -206,7 +202,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     async def handle_async_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`, because this transport is for ``Client``, or `ConfigError` for the other library."""
+        """Raise `TypeError`: this is for ``Client``. `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __aenter__ = handle_async_request
@@ -227,7 +223,6 @@ class SyncTransport(_Transport[Request, Response, Inner]):
             self._close_store()
 
     def close(self) -> None:
-        """Close the wrapped transport, and the store if this transport opened it."""
         try:
             self._transport.close()
         finally:
@@ -243,10 +238,7 @@ def _transport_in(client: str) -> str:
 
 
 def _foreign(thing: object, library: Any) -> str | None:
-    """Name of the other library if the object belongs to it.
-
-    Checks base classes: openai overwrites the module name of httpx2 classes.
-    """
+    """Name of the other library if the object is its own. Checks base classes: openai renames the module of httpx2 classes."""
     if isinstance(thing, _kinds(library)):
         return None
     others = [(name, sys.modules.get(name)) for name in _LIBRARIES]
@@ -276,7 +268,7 @@ class _Outbound(Transport):
             ConnectionError,
             TimeoutError,
         )
-        """The builtin errors come from third-party transports."""
+        """Builtin errors come from third-party transports."""
 
     def is_unanswered(self, error: BaseException) -> bool:
         """False for a full connection pool."""
@@ -414,7 +406,7 @@ class _SyncOutbound(_Outbound, throttle.SyncTransport):
 
 
 def _content(response: Any) -> bytes:
-    """Return the decoded body of a closed response, such as that of a mock. A transport may have read it without keeping it."""
+    """Decoded body of a closed response; a transport may have read it without keeping it."""
     return getattr(response, "_content", b"")
 
 
@@ -457,13 +449,12 @@ class _SyncAlong(_Along):
 
 @cache
 def _along(stream: type, along: type[_Along]) -> Any:
-    """Return a stream class of a library that reads along."""
     return type(along.__name__, (along, stream), {})
 
 
 @contextmanager
 def _reading_briefly(request: Any) -> Iterator[None]:
-    """Shorten the read timeout for the body of a refusal."""
+    """Shorten the read timeout for a refusal's body."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:

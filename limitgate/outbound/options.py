@@ -1,4 +1,4 @@
-"""Options of all throttled clients, and limits for ``strict``."""
+"""Options of throttled clients, and limits for ``strict``."""
 
 from __future__ import annotations
 
@@ -18,28 +18,24 @@ from limitgate.rules.options import OnError
 
 
 class ClientOptions(TypedDict, total=False):
-    """Options of a throttled client, in addition to limits, limiter, key and the wrapped sender."""
+    """Options of a throttled client, besides limits, limiter, key and wrapped sender."""
 
     timeout: Duration | None
-    """Maximum total wait of a request before its last attempt, in seconds or as ``2m``; None: unlimited. Default: 120."""
+    """Maximum total wait before the last attempt, seconds or ``2m``; None: unlimited. Default: 120."""
     on_error: OnError
-    """If the store fails: ``local`` counts in this process, ``open`` sends immediately, ``closed`` raises `StoreError`.
-    Default: ``local``.
-    """
+    """If the store fails: ``local`` counts here, ``open`` sends, ``closed`` raises `StoreError`. Default: ``local``."""
     longest_pause: Duration
-    """Longest pause of a key that one response can cause in all processes, in seconds or as ``1h``. Default: 3600."""
+    """Longest pause of a key that one response can cause, seconds or ``1h``. Default: 3600."""
     strict: bool
-    """True to never send more than the count of a limit in any period, whatever the service's algorithm. Default: False."""
+    """Never send more than the count in any period, whatever the service's algorithm. Default: False."""
     adaptive: Adaptive | bool
-    """Bounds of an adaptive limit on the requests of a key in flight; true for the defaults of `Adaptive`. Excess requests are
-    refused immediately. Default: False.
-    """
+    """An adaptive limit on requests of a key in flight; true for defaults. Refuses excess at once. Default: False."""
     throttle: bool
-    """True to send almost no requests of a key while too few of them succeed. Default: False."""
+    """Send almost no requests of a key while too few succeed. Default: False."""
     budget: Any
     """A `limitgate.llm.Budget` in place of limits. Default: none."""
     observers: Iterable[str | Observer]
-    """Observers of a limiter created by the client: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
+    """For a limiter that the client creates: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`. Default: none."""
 
 
 class CheckedOptions(NamedTuple):
@@ -53,7 +49,7 @@ class CheckedOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CheckedOptions:
-        """Validate options. Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
+        """Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
         unknown = given.keys() - ClientOptions.__annotations__.keys()
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
@@ -86,15 +82,15 @@ def _is_seconds(value: object) -> TypeGuard[float]:
 
 
 SHARE = 10
-"""A count that is too high for a log gets a burst of this fraction."""
+"""The burst of a count too high for a log is this fraction."""
 
 
 def strict(limit: Limit | str) -> Limit:
-    """Return a limit that never lets more than the count pass in any period.
+    """Return a limit that never admits more than the count in any period.
 
-    Uses a ``sliding_log``. With a burst, or a count too high for a log, uses ``gcra`` at a lower rate: for a count N and a
-    burst B, N - B + 1 per period. Raises `ConfigError` for a burst that leaves no rate, and for an explicit algorithm that lets
-    more pass.
+    A ``sliding_log``, or with a burst or a high count ``gcra`` at a lower rate: for a count N and a burst B, N - B + 1 per
+    period.
+    Raises `ConfigError` for an impossible burst or algorithm.
     """
     given = as_limit(limit)
     if given.says_algorithm or given.borrow:
@@ -111,7 +107,7 @@ def strict(limit: Limit | str) -> Limit:
 
 
 def check_is_strict(limit: Limit) -> None:
-    """Raise `ConfigError` for a limit that lets more than the count pass in a period."""
+    """Raise `ConfigError` if more than the count passes in a period."""
     if limit.borrow or (limit.period and most_within(limit.period, [limit]) > limit.count):
         raise ConfigError(
             f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without an algorithm of its "

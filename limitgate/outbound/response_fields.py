@@ -1,7 +1,6 @@
 """Rate fields of responses: ``Retry-After``, ``RateLimit`` and ``X-RateLimit``. Pure.
 
-Malformed fields are ignored (draft-ietf-httpapi-ratelimit-headers-11, section 7). If a proxy and the service both send a field,
-the longest wait counts.
+Ignores malformed fields (draft-ietf-httpapi-ratelimit-headers-11, section 7). The longest wait counts.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import NamedTuple
 import http_sf
 
 Field = Callable[[str], str | None]
-"""Returns a field's value by lower-case name, with its lines joined by commas, or None."""
+"""Value by lower-case name, lines joined by commas."""
 
 LONGEST = 366 * 86_400.0
-"""Longest pause in seconds."""
+"""Seconds."""
 MOST_READ = 4096
 """Longer fields are ignored."""
 _SKEW = 2.0
-"""Tolerated difference of clocks in seconds: ``Date`` has whole seconds and a network delay."""
+"""Seconds: ``Date`` has whole seconds and a delay."""
 _IS_TIME = 1_000_000_000
-"""From here on a number is Unix time (September 2001), not seconds to wait (31 years)."""
+"""A number from here on is Unix time, not a wait."""
 _IS_MILLISECONDS = 1_000_000_000_000
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _VALUE = re.compile(r"\s*(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,)?[^,]+", re.IGNORECASE)
-"""A list item. Two of the three HTTP date formats contain a comma."""
+"""A list item. Two of HTTP's three date formats contain a comma."""
 _COUNTS = (
     ("ratelimit-remaining", "ratelimit-reset"),  # Drafts before 07, in seconds.
     ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
@@ -40,23 +39,23 @@ _COUNTS = (
 class Answer(NamedTuple):
     status: int
     retry_after: float | None = None
-    """Seconds, from ``Retry-After``."""
+    """From ``Retry-After``, in seconds."""
     exhausted: float | None = None
     """Seconds until the exhausted limit has room."""
 
     @property
     def refused(self) -> bool:
-        """True if a limit refused the request (RFC 6585, section 4)."""
+        """True for a 429 (RFC 6585, section 4)."""
         return self.status == 429
 
     @property
     def pause(self) -> float | None:
-        """Seconds to wait; ``Retry-After`` takes precedence (draft, section 7)."""
+        """Seconds; ``Retry-After`` takes precedence (draft, section 7)."""
         return self.exhausted if self.retry_after is None else self.retry_after
 
 
 def answer_of(status: int, field: Field, now: float) -> Answer:
-    """Read the limits in a response received at ``now`` (Unix seconds)."""
+    """Read a response received at ``now`` (Unix seconds)."""
     field = _short(field)
     retry_after = field("retry-after") if status >= 400 else None
     wait = None if retry_after is None else _retry_after(retry_after, field("date"), now)
@@ -67,7 +66,7 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
 
 
 def without_encoding(field: Field) -> Field:
-    """Return the fields of a response whose body is read along decoded."""
+    """The body of the response is decoded while it is read."""
     return lambda name: None if name == "content-encoding" else field(name)
 
 
@@ -80,7 +79,7 @@ def _short(field: Field) -> Field:
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:
-    """Parse RFC 9110, section 10.2.3, and also fractions and Unix time. The longest of several values counts."""
+    """RFC 9110, section 10.2.3, also fractions and Unix time. The longest value counts."""
     waits = [_delay(each, date, now) for each in _VALUE.findall(value)]
     return max([wait for wait in waits if wait is not None], default=None)
 
@@ -108,10 +107,9 @@ def _exhausted(field: Field, now: float) -> float | None:
 
 
 def _policies(value: str) -> list[tuple[int, int | None]]:
-    """Remaining requests and seconds until reset of each policy; empty if malformed.
+    """Remaining requests and seconds until reset per policy; empty if malformed.
 
-    Drafts since 08 use a list, ``"name";r=0;t=5``, with ``a`` and ``w`` after draft 11. Draft 07 uses a dictionary,
-    ``limit=10, remaining=0, reset=5``.
+    Drafts since 08 use a list, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
     """
     raw = value.encode("latin-1", "replace")
     for kind, read in (("list", _items), ("dictionary", _members)):
@@ -171,6 +169,6 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Seconds until a time on the service's clock, or on ours if both agree or ``Date`` is missing."""
+    """By the service's clock, or ours if both agree or ``Date`` is missing."""
     theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

@@ -1,6 +1,6 @@
-"""Throttle of outgoing requests: wait for a turn, send, obey the service's rate fields, and retry after a 429.
+"""Throttles outgoing requests: wait, send, obey the service's rate fields, and retry after a 429.
 
-Generators yield results of a `Transport`, or awaitables of them, to `run` or `arun`.
+Generators yield results of a `Transport`, or awaitables, to `run` or `arun`.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 """RFC 9110, section 9.2.2."""
 OF_BODIES = ("content-encoding", "content-length", "transfer-encoding")
 MOST_READ = 65_536
-"""Body bytes of a refusal to read."""
+"""Bytes of a refusal's body."""
 LONGEST_READ = 1.0
-"""Seconds for reading the body of a refusal."""
+"""Seconds for a refusal's body."""
 REMEMBERED = 10_000
 _SHORT = 260
-"""Longest key to remember literally: any host with a port (RFC 1035, section 2.3.4)."""
+"""Longest key that isn't hashed: a host and port (RFC 1035, section 2.3.4)."""
 _HEARD = 1.0
-"""Seconds between polls for pauses that other processes begin or end."""
+"""Seconds between polls for others' pauses."""
 _ROUNDING = 2.0
-"""Tolerated delay of a reset in seconds: services round up, and clocks differ."""
+"""Seconds: services round up, and clocks differ."""
 _LONGEST_BACKOFF = 60.0
 
 _log = logging.getLogger("limitgate.outbound")
 
 
 class Transport(ABC):
-    """A client library's operations on one request. All except those that return a bool may return awaitables."""
+    """One request in a client library. Results other than bools may be awaitables."""
 
     @abstractmethod
     def send(self, request: Any) -> Any:
@@ -73,7 +73,7 @@ class Transport(ABC):
 
     @abstractmethod
     def discard(self, response: Any) -> Any:
-        """Read the rest of a refusal if it is short, to reuse the connection; return the response."""
+        """Read a short refusal, to reuse the connection."""
 
     @abstractmethod
     def close(self, response: Any) -> Any:
@@ -85,11 +85,11 @@ class Transport(ABC):
 
     @abstractmethod
     def is_unanswered(self, error: BaseException) -> bool:
-        """True for an error of `send` that means: no connection, no response, or a late one."""
+        """True for: no connection, no response, or a late one."""
 
     @abstractmethod
     def field(self, response: Any) -> Field:
-        """Return the header fields of a response, without the encoding of a body that is read along decoded."""
+        """Header fields, without the encoding of a decoded body."""
 
     @abstractmethod
     def target(self, request: Any) -> Target:
@@ -97,14 +97,14 @@ class Transport(ABC):
 
     @abstractmethod
     def along(self, response: Any, reading: Reading) -> Any:
-        """Return the response, whose body is read along as the caller reads it, or now if it is in memory."""
+        """Have the body read along, or read it now if in memory."""
 
     def is_unsent(self, error: BaseException) -> bool:
-        """True for an error of `send` before anything was sent, known by its kind."""
+        """True for an error before sending."""
         return False
 
     def refused(self, request: Any, error: RateLimited) -> Any:
-        """Return a 429 for a request that was not sent. Raises ``error`` if the library has no such response."""
+        """Return a 429 for an unsent request, or raise ``error``."""
         raise error
 
     @abstractmethod
@@ -116,26 +116,18 @@ class Transport(ABC):
 
 
 class SyncTransport(Transport):
-    """A `Transport` whose operations block."""
-
     def sleep(self, seconds: float) -> None:
-        """Sleep in this thread."""
         waiting.sleep(seconds)
 
     def finish(self, flow: Flow) -> None:
-        """Run a flow."""
         run(flow)
 
 
 class AsyncTransport(Transport):
-    """A `Transport` whose operations return awaitables."""
-
     async def sleep(self, seconds: float) -> None:
-        """Sleep on the event loop."""
         await waiting.asleep(seconds)
 
     async def finish(self, flow: Flow) -> None:
-        """Run a flow to its end, even if the caller is cancelled."""
         await afinish(flow)
 
 
@@ -143,7 +135,7 @@ _ending: set[asyncio.Future[Any]] = set()
 
 
 def begin_to_finish(flow: Flow) -> asyncio.Future[Any]:
-    """Run a flow in a task of its own."""
+    """Run a flow in a task."""
     task = asyncio.ensure_future(arun(flow))
     _ending.add(task)
     task.add_done_callback(_ending.discard)
@@ -151,7 +143,6 @@ def begin_to_finish(flow: Flow) -> asyncio.Future[Any]:
 
 
 async def afinish(flow: Flow) -> None:
-    """Run a flow to its end, even if the caller is cancelled."""
     await asyncio.shield(begin_to_finish(flow))
 
 
@@ -175,20 +166,20 @@ _by_method: list[Callable[[Any], bool]] = []
 
 
 def by_method(repeatable: Callable[[T], bool]) -> Callable[[T], bool]:
-    """Mark a default for ``repeatable``. With a budget it lets all requests repeat, as a refused one has had no effect."""
+    """Mark a default for ``repeatable``. With a budget, all requests repeat: a refused one had no effect."""
     _by_method.append(repeatable)
     return repeatable
 
 
 def is_idempotent(method: str, fields: Iterable[str]) -> bool:
-    """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
+    """True for an idempotent method or an ``Idempotency-Key``."""
     return method.upper() in _IDEMPOTENT or any(name.lower() == "idempotency-key" for name in fields)
 
 
 class ClientThrottle(Generic[Request, Kind]):
-    """Throttle of a client. ``limits`` count by ``key``; without limits, only the service's own fields apply.
+    """Throttle of a client. Without ``limits``, only the service's fields apply.
 
-    ``limiter`` is of class ``kind``, or a store URL. ``options`` are `ClientOptions`. Raises `ConfigError`, `TypeError`.
+    ``limiter`` is of class ``kind``, or a URL. ``options`` are `ClientOptions`. Raises `ConfigError`, `TypeError`.
     """
 
     def __init__(
@@ -213,14 +204,14 @@ class ClientThrottle(Generic[Request, Kind]):
             limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
         self._limiter: Kind = _limiter_of(limiter, kind, options.get("observers", ()))
         self.owned: Kind | None = self._limiter if isinstance(limiter, str) else None
-        """The limiter if this throttle created it."""
+        """Set if this throttle created it."""
         if limits:
             self._limiter.validate("", *limits, timeout=None)
         self._limits = limits
         self._local: Kind = kind(MemoryStore())
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
-        """For limits configured in the store, the ones read last."""
+        """The last limits read from the store."""
         self._options = checked
         self._budget = options.get("budget")
         if self._budget is not None and not callable(getattr(self._budget, "exchange", None)):
@@ -235,16 +226,16 @@ class ClientThrottle(Generic[Request, Kind]):
         self._repeatable = repeatable
         self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
         self._look_at: dict[str, float] = {}
-        """Next poll for a pardon, by key."""
+        """Next poll, by key."""
         self._paused: dict[str, float] = {}
-        """Ends of pauses by key, monotonic."""
+        """Monotonic ends, by key."""
         self._empty: dict[str, float] = {}
-        """When empty local buckets will be full, by key."""
+        """When empty local buckets fill, by key."""
         throttles.add(self)
 
     @property
     def counts_attempts(self) -> bool:
-        """True if each attempt to send is a sample of the host's load."""
+        """True if each attempt is a sample of the host's load."""
         return self._loads is not None
 
     def forget(self) -> None:
@@ -254,7 +245,7 @@ class ClientThrottle(Generic[Request, Kind]):
             self._loads.forget()
 
     def exchange(self, transport: Transport, request: Request) -> Flow:
-        """Send a request in its turn, retrying after a refusal; return its response. Raises `RateLimited`, `StoreError`."""
+        """Send a request, retrying after a refusal. Raises `RateLimited`, `StoreError`."""
         key = self._key(request) if switch.null_store is None else None
         if key is None:
             return (yield transport.send(request))[0]
@@ -263,10 +254,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return (yield from self.attempts(transport, request, key))
 
     def attempts(self, transport: Transport, request: Request, key: str, spending: Any = None) -> Flow:
-        """Send a request in its turn under ``key``, retrying after a refusal.
-
-        ``spending``, a `limitgate.llm.spending.Spending`, charges it in place of limits.
-        """
+        """Send a request under ``key``, retrying after a refusal. ``spending`` charges it in place of limits."""
         deadline = waiting.monotonic() + self._options.timeout
         load = None if self._loads is None else self._loads[_short(key)]
         refusals, refused = 0, None
@@ -302,7 +290,7 @@ class ClientThrottle(Generic[Request, Kind]):
     def _heard(  # noqa: PLR0917 - one call, in the order of its use
         self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Any
     ) -> Generator[Any, Any, tuple[float, float]]:
-        """Return the pause that a response asks for, in seconds, and the one that is kept."""
+        """The pause that a response asks for, and the one that is kept, in seconds."""
         if spending is not None:
             answer = spending.hear(answer.status, transport.field(response))
             yield transport.finish(spending.learning())
@@ -337,7 +325,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return response, answer
 
     def _refuse(self, refusal: Refusal, refused: Any) -> NoReturn:
-        """Raise `RateLimited` for an overloaded host; ``refused`` is its previous refusal."""
+        """Raise `RateLimited` for an overloaded host, with its previous ``refused``."""
         decision = _refusal(refusal.retry_after, refusal.limit)
         self._limiter._count(decision, "nobody")  # noqa: SLF001 - a decision of this client, not of its limiter
         raise RateLimited(decision, refused)
@@ -351,7 +339,7 @@ class ClientThrottle(Generic[Request, Kind]):
     def _turn(  # noqa: PLR0917 - one call, in the order of its use
         self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Any
     ) -> Flow:
-        """Wait for the next turn outside of any pause; ``refused`` is the service's previous refusal, if any."""
+        """Wait for a turn outside of any pause, after a previous ``refused``."""
         if load is not None and (refusal := load.refusal()) is not None:
             self._refuse(refusal, refused)
         while True:
@@ -375,7 +363,7 @@ class ClientThrottle(Generic[Request, Kind]):
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)
 
     def _taking(self, key: str, left: float, spending: Any) -> Generator[Any, Any, Decision | None]:
-        """Book the next turn within ``left`` seconds; None if ``on_error`` is open."""
+        """Book a turn within ``left`` seconds; None for an open ``on_error``."""
         if spending is not None:
             decision = yield from self._asking(lambda limiter, _: spending.taking(limiter, left))
         elif not self._limits:
@@ -401,10 +389,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return (yield from self._asking(lambda limiter, _: _one(limiter.banned(key))))
 
     def _asking(self, ask: Callable[[Any, Any], Flow]) -> Generator[Any, Any, Decision | None]:
-        """Ask the limiter; apply ``on_error`` if its store fails. None means ``open``.
-
-        If this process is overloaded, it counts locally if possible.
-        """
+        """Apply ``on_error`` if the store fails; None means ``open``. An overloaded process counts locally."""
         decision: Decision | None = None
         try:
             decision = yield from ask(self._limiter, self._limits)
@@ -423,7 +408,7 @@ class ClientThrottle(Generic[Request, Kind]):
         return self._empty.get(_short(key), -math.inf) - waiting.monotonic()
 
     def _look_for_pardon(self, key: str) -> Flow:
-        """End a pause that the store no longer has; polled every second."""
+        """Poll every second for a pause that another process ended."""
         known, now = _short(key), waiting.monotonic()
         if self._paused_for(key) <= 0:
             self._look_at.pop(known, None)
@@ -457,7 +442,7 @@ class ThrottledClient(Remade):
 
 
 def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:
-    """Return the given limiter, or a new one for a URL. Raises `ConfigError`, also for observers of a given limiter."""
+    """Raises `ConfigError`, also for observers of a given limiter."""
     if isinstance(limiter, str):
         return kind(limiter, observers=observers)
     if observers:
@@ -471,10 +456,7 @@ throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """Seconds of pause that a response requires for its key.
-
-    If the service's bucket is full no later than ours (in ``full_in`` seconds), turns are already spaced.
-    """
+    """If the service's bucket is full within ``full_in`` seconds, turns are already spaced."""
     if answer.refused:
         return answer.pause or _backoff(1)
     is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
@@ -482,14 +464,14 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 
 def _refusal(wait: float, limit: int = 0) -> Decision:
-    """``limit`` is the limit on requests in flight, if that decided."""
+    """``limit``: requests in flight, if that decided."""
     if limit:
         return refused_in_flight(((None, limit, 0),), float(wait))
     return Decision(False, 0, 0, float(wait), float(wait), 0, None)
 
 
 def _backoff(refusals: int) -> float:
-    """Randomized exponential backoff in seconds: up to 1, 2, 4 and so on."""
+    """Randomized seconds: up to 1, 2, 4 and so on."""
     return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
 
 
@@ -499,13 +481,13 @@ def _counted(decision: Decision) -> tuple[Limit, ...]:
 
 
 def banned_for(decision: Decision) -> float:
-    """Seconds until the ban ends that a decision has met; 0 without one."""
+    """Seconds until a ban ends; 0 without one."""
     banned = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT and not each.fits]
     return max([window.retry_after for each in banned for window in each.windows()], default=0.0)
 
 
 def _short(key: str) -> str:
-    """A bounded form of a key, because a service can choose it by redirects."""
+    """A service can choose keys by redirects, so they are bounded."""
     # The limiter rejects other types.
     if isinstance(key, str) and len(key) > _SHORT:
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -513,7 +495,6 @@ def _short(key: str) -> str:
 
 
 def _remember(times: dict[str, float], key: str, until: float) -> None:
-    """Remember a time. If there are too many, drop past ones, or all."""
     if key not in times and len(times) >= REMEMBERED:
         now = waiting.monotonic()
         for old in [each for each, then in list(times.items()) if then <= now]:
@@ -525,7 +506,7 @@ def _remember(times: dict[str, float], key: str, until: float) -> None:
 
 @contextmanager
 def shut_after(seconds: float, fileno: int) -> Iterator[None]:
-    """Shut down a socket after ``seconds`` unless the block has ended: socket timeouts apply to each read."""
+    """Socket timeouts apply to each read, so shut the socket down after ``seconds``."""
     with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
         timer = Timer(seconds, _shut, [line])
         timer.daemon = True

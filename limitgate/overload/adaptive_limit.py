@@ -1,4 +1,4 @@
-"""`AdaptiveLimit` admits requests under a limit learned from past requests. Pure.
+"""`AdaptiveLimit` admits requests under a learned limit. Pure.
 
 A request costs a comparison and a few additions; the rest is computed once per window.
 """
@@ -17,47 +17,43 @@ from limitgate.overload.options import Adaptive
 from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, Thinning, WaitingLine, retry_after_s
 
 Outcome = Literal["ok", "failed", "untaught"]
-"""Result of a request: its duration is a sample (ok); it failed (timeout, client disconnect, 503); or it is not a sample,
-such as a stream, HEAD, 304, or an error before the handler.
+"""``ok``: its duration is a sample. ``failed``: timeout, disconnect, 503. ``untaught``: not a sample, such as a stream, HEAD,
+304, or an error before the handler.
 """
 
 WINDOW_S = 0.1
 WINDOW_REQUESTS = 25
-"""Minimum number of requests in a window shorter than `WINDOW_MOST_S`, because noise in fewer requests looks like a queue."""
+"""In a window shorter than `WINDOW_MOST_S`; noise in fewer looks like a queue."""
 WINDOW_MOST_S = 1.0
 IDLE_S = 1.0
-"""A window is discarded after this many seconds without a request."""
+"""Seconds without a request that discard a window."""
 TICK_S = 0.1
 STUCK_S = 60.0
 STUCK_BASES = 10
-"""If no request ends for `STUCK_S`, or this many times the largest R0 if longer, while others are refused, all requests in
-flight count as lost, so that stuck work doesn't block the process permanently. Requires a known R0.
+"""If no request ends for `STUCK_S` or this many R0 while others are refused, all in flight count as lost, so that stuck work
+can't block the process.
 """
 SMALL_LIMIT = 16
-"""Limits up to this one need no dips for requests faster than half of ``delay``, where errors of R0 are harmless."""
+"""No dips up to this limit for requests faster than half of ``delay``: errors of R0 are harmless."""
 
 
 class Guard(Protocol):
-    """Detects the queue of an event loop or a proxy."""
-
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """True to refuse a request, see `limitgate.overload.lag.LagGuard.refuses`."""
+        """See `limitgate.overload.lag.LagGuard.refuses`."""
 
 
 class Permit:
-    """A request that has begun or waits for a permit."""
-
     # Without an `__init__`, which would take as long as the rest of `begin`.
     __slots__ = ("began", "came", "client", "era", "priority", "request_class")
     came: float
-    """Only set if it waited."""
+    """Set only if it waited."""
     began: float | None
-    """Time when its work began; None while it waits and after its end."""
+    """None while it waits and after its end."""
     request_class: Hashable
     client: Hashable
     priority: Priority
     era: object
-    """That of the limit when it began."""
+    """That of the limit at its start."""
 
     @property
     def waits(self) -> bool:
@@ -65,7 +61,7 @@ class Permit:
 
     @property
     def waited_s(self) -> float:
-        """Seconds of waiting; 0 before the permit and after its end."""
+        """Seconds; 0 before the permit and after its end."""
         return 0.0 if self.began is None else self.began - self.came
 
 
@@ -75,10 +71,10 @@ class Served(NamedTuple):
 
 
 class AdaptiveLimit:
-    """The limit on requests in flight of some work in this process, with everything it has learned. Not thread-safe.
+    """Limit on requests in flight of some work, with all it has learned. Not thread-safe.
 
-    ``now`` is monotonic, in seconds; ``wall_offset`` converts it to wall-clock time. ``reserve`` is the share for higher
-    priorities, ``max_delay`` the longest wait for a permit in seconds.
+    ``now`` is monotonic seconds; ``wall_offset`` converts it. ``reserve`` is for higher priorities, ``max_delay`` the longest
+    wait in seconds.
     """
 
     # At most 29 attributes: Python 3.11 keeps more of them in a dictionary, which is slower.
@@ -92,11 +88,11 @@ class AdaptiveLimit:
         max_delay: float = 0.0,
     ) -> None:
         self.in_flight = 0
-        """Requests in flight that aren't declared lost."""
+        """Requests in flight, except lost ones."""
         self.limit = options.start
         """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
-        """Budgets and counts by priority, highest first."""
+        """Highest first."""
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
         self._wall_offset = wall_offset
@@ -106,13 +102,13 @@ class AdaptiveLimit:
         self._line: WaitingLine[Permit] | None = None
         self._displaced: list[Permit] = []
         self._idle: dict[Permit, float] = {}
-        """Requests that wait for their clients, and the time until which they keep their permits."""
+        """Requests that wait for their clients, and until when they keep permits."""
         self._idle_due = math.inf
-        """Earliest of these times, or before it."""
+        """Lower bound of these times."""
         self._top = 0
         self._due = self._last_done = self._moved_at = -math.inf
         self._era = object()
-        """Changes when requests in flight are declared lost. Permits of other eras, or other limits, end without effect."""
+        """Changes when requests count as lost. Permits of other eras end without effect."""
         self._open_window(0.0)
         self.reconfigure(options, reserve=reserve, max_delay=max_delay)
 
@@ -122,17 +118,14 @@ class AdaptiveLimit:
 
     @property
     def rate(self) -> float:
-        """Completions per second; 0 if unknown."""
         return self._law.rate or 0.0
 
     @property
     def base_s(self) -> float:
-        """Mean unloaded duration of requests in seconds; 0 if unknown."""
         return self._law.base_s
 
     @property
     def base_s_by_class(self) -> Mapping[Hashable, float]:
-        """R0 in seconds by class."""
         return self._baselines.by_class()
 
     def reconfigure(self, options: Adaptive, *, reserve: Fraction | None = None, max_delay: float = 0.0) -> None:
@@ -152,10 +145,9 @@ class AdaptiveLimit:
     def begin(
         self, now: float, request_class: Hashable, priority: Priority = NORMAL, guard: Guard | None = None
     ) -> Permit | Refusal:
-        """Begin a request, or return the reason of its refusal. A returned permit may have to wait, see `serve`.
+        """Begin a request, or return why it is refused. A permit may have to wait, see `serve`.
 
-        Requests of one ``request_class``, such as a route, have similar unloaded durations. ``guard`` is that of the event
-        loop, or None.
+        Requests of one ``request_class``, such as a route, take about equally long. ``guard`` is the event loop's, if any.
         """
         if now >= self._due:
             self._tick(now)
@@ -182,7 +174,7 @@ class AdaptiveLimit:
         return permit
 
     def done(self, permit: Permit, now: float, outcome: Outcome = "ok") -> None:
-        """End a request, or stop its wait. Idempotent. End a stream without a sample when it is recognized."""
+        """End a request or its wait. Idempotent. Streams end without a sample when recognized."""
         began = permit.began
         if began is None:
             self._leave(permit)
@@ -215,24 +207,24 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def idle(self, permit: Permit, until: float) -> None:
-        """Let a request that waits for its client lose its permit from ``until`` on. Thread-safe."""
+        """A request that waits for its client loses its permit from ``until`` on. Thread-safe."""
         self._idle[permit] = until
         self._idle_due = min(self._idle_due, until)
 
     def busy(self, permit: Permit, idle_s: float) -> None:
-        """Stop the wait for a client; idle time doesn't count."""
+        """End the wait; it doesn't count."""
         if self._idle.pop(permit, None) is not None and permit.began is not None:
             permit.began += idle_s
 
     def resume(self, permit: Permit, now: float) -> None:
-        """Continue a request that lost its permit, above the limit if necessary."""
+        """Continue a request that lost its permit, even beyond the limit."""
         self._occupy()
         permit.began, permit.era = now, self._era
 
     def serve(self, now: float) -> Served:
-        """Return the waiting requests that can begin now, and those that waited too long.
+        """Return waiting requests that begin now, and those that waited too long.
 
-        With a ``max_delay``, call this when a request ends or starts waiting, and at `due_at`.
+        With a ``max_delay``, call it when a request ends or starts to wait, and at `due_at`.
         """
         if self._line is None:
             return Served([], [])
@@ -251,13 +243,13 @@ class AdaptiveLimit:
         return Served(called, gave_way)
 
     def due_at(self, now: float) -> float:
-        """Return the time when `serve` is due, infinite if no request waits."""
+        """When `serve` is due; infinite without waiters."""
         if not self._line:
             return now if self._displaced else math.inf
         return now if self._displaced else min(self._line.due_at(now), self._idle_due)
 
     def retry_after_s(self, random: Callable[[], float]) -> int:
-        """Randomized whole seconds until a retry, longer after more refusals. ``random`` returns [0, 1)."""
+        """Randomized whole seconds, more after more refusals. ``random`` is in [0, 1)."""
         return retry_after_s(self._recent.of(*self._totals()), random)
 
     def _note_end(self, permit: Permit, took_s: float, now: float, outcome: Outcome) -> None:
@@ -276,7 +268,7 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
-        """Refuse or make wait; None if there is room."""
+        """None if there is room."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"
@@ -309,7 +301,7 @@ class AdaptiveLimit:
         self._top = max(self._top, self.in_flight)
 
     def _take_from_idle(self, now: float) -> None:
-        """Release permits of requests that wait too long for their clients."""
+        """Release permits of requests that wait too long."""
         if now < self._idle_due:
             return
         self._idle_due = math.inf
@@ -373,7 +365,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Failed requests, without those of the worst client if there are others."""
+        """Failed requests, without the worst client if there are others."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
@@ -414,14 +406,14 @@ class AdaptiveLimit:
             self._thin()
 
     def _give_up(self, now: float) -> None:
-        """Declare all requests in flight lost. They are no samples."""
+        """Declare requests in flight lost; they are no samples."""
         self.in_flight = 0
         self._era = object()
         self._moved_at = now
         self._rest(now)
 
     def _rest(self, now: float) -> None:
-        """Restart with nothing in flight: keep what was learned, drop the pressure."""
+        """Keep what was learned, drop the pressure."""
         self._law.rest()
         self._dip = None
         self._restart_thinning()
@@ -438,7 +430,7 @@ class AdaptiveLimit:
         self._open_levels()
 
     def _open_levels(self) -> None:
-        """Enable the fast path for priorities that aren't thinned while no request waits."""
+        """Fast path for priorities that aren't thinned, without waiters."""
         for level in self.levels.values():
             level.free = level.room if level.kept == 1 and self._line is None else 0
 

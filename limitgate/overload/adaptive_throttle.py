@@ -1,10 +1,10 @@
-"""Adaptive throttling: a client withholds requests from an overloaded host (SRE book, "Handling Overload"). Pure.
+"""Adaptive throttling of an overloaded host (SRE book, "Handling Overload"). Pure.
 
 A request is refused locally with probability
 
     p = min(MOST, max(0, (requests - K accepts) / (requests + 1)))
 
-where ``requests`` includes local refusals. Requests count when they end, so that pending ones don't look like refusals.
+where ``requests`` includes local refusals. Requests count when they end: pending ones must not look like refusals.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable
 
 K = 2.0
-"""Requests sent per accepted one. Lower values let a few failures block a host."""
+"""Requests per accepted one. Lower values block a host after few failures."""
 BUCKET_S = 1.0
 BUCKETS = 10
-"""Buckets of the window. A longer window detects recovery later."""
+"""A longer window detects recovery later."""
 WINDOW_S = BUCKETS * BUCKET_S
 LEAST = 10
-"""Minimum number of requests in the window before any is refused."""
+"""Requests in the window before any is refused."""
 MOST = 0.95
-"""Maximum share to refuse, so that the remaining requests detect recovery."""
+"""The rest detects recovery."""
 
 
 class _Bucket:
@@ -33,7 +33,7 @@ class _Bucket:
 
 
 class AdaptiveThrottle:
-    """Requests to one host in the last `WINDOW_S` seconds."""
+    """Requests of the last `WINDOW_S` seconds."""
 
     __slots__ = ("_accepts", "_buckets", "_requests")
 
@@ -42,21 +42,20 @@ class AdaptiveThrottle:
         self._requests = self._accepts = 0
 
     def refused_share(self, now: float) -> float:
-        """Share of requests to refuse at ``now``."""
         self._newest(now)
         if self._requests < LEAST:
             return 0.0
         return min(MOST, max(0.0, (self._requests - K * self._accepts) / (self._requests + 1)))
 
     def refuses(self, now: float, random: Callable[[], float]) -> bool:
-        """True to withhold a request, which then counts as refused. ``random`` returns [0, 1)."""
+        """A withheld request counts as refused. ``random`` is in [0, 1)."""
         if random() >= self.refused_share(now):
             return False
         self.count(now, accepted=False)
         return True
 
     def count(self, now: float, *, accepted: bool) -> None:
-        """Count an ended request. A slightly late time counts in the newest bucket."""
+        """A slightly late time counts in the newest bucket."""
         bucket = self._newest(now)
         bucket.requests += 1
         bucket.accepts += accepted

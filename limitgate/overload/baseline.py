@@ -1,10 +1,10 @@
-"""Baselines: the unloaded duration R0 of a class of requests, and dips of the limit that reveal it. Pure.
+"""Baselines: the unloaded duration R0 of a request class, and dips of the limit that reveal it. Pure.
 
-A baseline falls with faster requests. It rises only from measurements without a local queue, and at most fourfold within ten
-minutes; otherwise it would follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A
-client with many requests of a class has its own baseline.
+Faster requests lower a baseline. It rises only by measurements without a local queue, at most fourfold in ten minutes, so that
+it doesn't follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A client with many
+requests has its own baseline.
 
-All processes dip at the same multiples of five seconds of the wall clock, so that they don't measure each other's queues.
+All processes dip at the same multiples of five seconds of the wall clock, to not measure each other's queues.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import math
 from collections.abc import Hashable
 
 FIRST = 10
-"""Initial requests of a class whose mean is its first baseline."""
+"""Requests of a class that make its first baseline."""
 MOST_CLASSES = 1000
 """The least used one is dropped."""
 MEMORY_S = 600.0
-"""Seconds that minimum and maximum are remembered, up to twice that."""
+"""Seconds, up to twice that."""
 MAX_STEP = 2.0
 MAX_DRIFT = 4.0
 FEW = 3
-"""The mean of n requests has weight n/(n + 3)."""
+"""The mean of n has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
 RECENT = 64
-"""Recent requests that determine frequent clients; counts are halved at this number."""
+"""Requests that determine frequent clients; then counts are halved."""
 MANY = 4
-"""A client is frequent above a fourth of the recent requests."""
+"""Above a fourth of the recent requests."""
 SEVERAL = 3
-"""The first baseline is the mean of one request from each of this many clients."""
+"""The first baseline needs one request from each of this many clients."""
 MOST_OWN = 8
-"""Clients per class with their own baseline."""
+"""Clients per class with a baseline."""
 
 
 class Baseline:
@@ -39,7 +39,7 @@ class Baseline:
     def __init__(self) -> None:
         self.mean_s = 0.0
         self.known = 0
-        """Requests in the mean, up to `FIRST`."""
+        """Up to `FIRST`."""
         self.count = 0
         self.seconds = 0.0
         self._least = self._least_before = math.inf
@@ -63,7 +63,7 @@ class Baseline:
         self._largest = self.mean_s
 
     def learn(self, now: float) -> None:
-        """Learn from requests of the window that did not queue here."""
+        """Learn from requests that did not queue here."""
         self._forget(now)
         mean_s = self.seconds / self.count
         least = min(self._least, self._least_before)
@@ -73,12 +73,12 @@ class Baseline:
         self._largest, self._largest_before = self.mean_s, 0.0
 
     def learn_quietly(self, now: float) -> None:
-        """Learn from a window without load: faster requests, or as slow as before."""
+        """Learn from a window without load."""
         self._forget(now)
         self.mean_s += QUIET_WEIGHT * (min(self.seconds / self.count, self._known_s) - self.mean_s)
 
     def rise_again(self, now: float) -> None:
-        """Return to the remembered maximum, as far as requests are that slow again."""
+        """Return to the maximum, as far as requests are that slow again."""
         self._forget(now)
         self.mean_s = max(self.mean_s, min(self.seconds / self.count, self._known_s))
 
@@ -95,20 +95,20 @@ class Baseline:
 
 
 class RequestClass:
-    """Requests of similar duration, such as those of a route, and the clients of the recent ones."""
+    """Requests of similar duration, and their recent clients."""
 
     __slots__ = ("_own", "_total", "made", "shared", "uses")
 
     def __init__(self) -> None:
         self.shared = Baseline()
-        """Of all but frequent clients."""
+        """All but frequent clients."""
         self.uses = 0
         self._own: dict[Hashable, Baseline] = {}
         self._total = 0
         self.made: dict[Hashable, int] = {}
 
     def sampled(self, client: Hashable) -> Baseline:
-        """Return the baseline for a request of a client, None if unknown."""
+        """The baseline for a client, None if unknown."""
         self.uses += 1
         shared = self.shared
         if client is None:
@@ -125,7 +125,7 @@ class RequestClass:
         return self._begin_own(client) if makes_many else shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
-        """Give a client its own baseline, replacing one without recent requests."""
+        """Replaces a baseline without recent requests."""
         if len(self._own) >= MOST_OWN:
             gone = next((each for each in self._own if each not in self.made), None)
             if gone is None:
@@ -135,12 +135,11 @@ class RequestClass:
         return own
 
     def mean_s(self, client: Hashable) -> float:
-        """R0 for a client in seconds; 0 if unknown."""
         return (self._own.get(client) or self.shared).mean_s
 
     @property
     def overall_s(self) -> float:
-        """Mean R0 of the recent requests in seconds."""
+        """Mean R0 of recent requests."""
         if not self.made:
             return self.shared.mean_s
         return sum([made * self.mean_s(client) for client, made in self.made.items()]) / sum(self.made.values())
@@ -149,7 +148,7 @@ class RequestClass:
 class Baselines:
     def __init__(self) -> None:
         self.seen: list[Baseline] = []
-        """Those with samples in the current window."""
+        """Baselines with samples in this window."""
         self.classes: dict[Hashable, RequestClass] = {}
         self._aged_at = -math.inf
 
@@ -176,7 +175,6 @@ class Baselines:
 
     @property
     def have_many_clients(self) -> bool:
-        """True if more than one client made recent requests."""
         return len({client for each in self.classes.values() for client in each.made}) > 1
 
     @property
@@ -196,24 +194,24 @@ class Baselines:
 
 EVERY_S = 5.0
 SOON_S = 0.5
-"""After a dip with much faster requests, the next follows at the next multiple of this, up to 4 s after the mark."""
+"""Next dip after a much faster one, up to 4 s after the mark."""
 PRESSED_S = 1.0
 DEPTH = 0.7
-"""Limit during a dip, as a share of the requests in flight without a queue."""
+"""Share of the requests in flight without a queue."""
 ON_TIME_S = 0.1
-"""A dip that begins this soon after a mark is shared by all processes."""
+"""All processes share a dip that begins within these seconds of a mark."""
 LENGTH_S = 0.25
 LENGTH_BASES = 5
-"""A dip lasts at most `LENGTH_S` or this many times R0, whichever is longer."""
+"""A dip lasts at most `LENGTH_S` or this many R0."""
 LEAST = 3
-"""Requests needed to learn from a dip; with fewer, it lasts `GRACE_S` longer."""
+"""Requests to learn from; with fewer, the dip lasts `GRACE_S` longer."""
 GRACE_S = 0.5
 ENOUGH = 10
-"""Requests that end a dip, or twice its limit, whichever is more."""
+"""Requests that end a dip, or twice its limit if more."""
 
 
 class Schedule:
-    """Starts of dips on the wall clock, which may step: each 5 s interval other than the last one is new."""
+    """Dips on the wall clock, which may step: each new 5 s interval has one."""
 
     __slots__ = ("_mark", "_soon_mark")
 
@@ -221,7 +219,6 @@ class Schedule:
         self._mark = self._soon_mark = -1
 
     def wait_s(self, wall: float, *, wants_dip: bool) -> float:
-        """Seconds until the next dip, 0 if due."""
         mark, into = divmod(wall, EVERY_S)
         if mark != self._mark:
             return 0.0
@@ -231,7 +228,7 @@ class Schedule:
         return EVERY_S - into
 
     def begin(self, wall: float) -> bool:
-        """Record the start of a dip. True if other processes dip too."""
+        """True if other processes dip too."""
         mark, into = divmod(wall, EVERY_S)
         is_first = mark != self._mark
         self._mark, self._soon_mark = int(mark), int(wall // SOON_S)
@@ -244,9 +241,9 @@ class Dip:
     def __init__(self, now: float, base_in_flight: float, base_s: float, limit: float, *, is_shared: bool) -> None:
         self.limit = max(1, round(DEPTH * min(base_in_flight, limit)))
         self.is_shared = is_shared
-        """All processes dip, so none causes a queue."""
+        """All processes dip."""
         self.clean_at = math.inf
-        """When requests in flight fell to the limit; earlier requests may have queued."""
+        """When requests in flight fell to the limit; earlier ones may have queued."""
         self.count = 0
         self._ends_at = now + max(LENGTH_S, LENGTH_BASES * base_s)
         self._enough = max(ENOUGH, 2 * self.limit)

@@ -1,4 +1,4 @@
-"""Permits of an `AdaptiveLimit` for threads and tasks: adds a clock, a lock and waiting."""
+"""Permits of an `AdaptiveLimit` for threads and tasks: clock, lock and waiting."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from limitgate.process.waiting import SHORTEST
 
 class PermitWaiter(Protocol):
     def wake(self) -> bool:
-        """Wake it to check its permit. False if it can't be woken. Thread-safe."""
+        """False if it can't be woken. Thread-safe."""
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Call ``look`` after some seconds. Thread-safe."""
+        """Call ``look`` later. Thread-safe."""
 
 
 class WaitingThread:
@@ -38,7 +38,6 @@ class WaitingThread:
         return True
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Wake the thread, which computes its own next check."""
         self._woken.set()
 
     def wait(self, seconds: float) -> None:
@@ -52,7 +51,7 @@ class WaitingTask:
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
     def wake(self) -> bool:
-        """Wake the task. False if its event loop is closed."""
+        """False if its event loop is closed."""
         try:
             self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:
@@ -60,7 +59,7 @@ class WaitingTask:
         return True
 
     def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Call ``look`` on the event loop of the task."""
+        """Call ``look`` on the task's event loop."""
         with suppress(RuntimeError):  # The loop is closed.
             self.loop.call_soon_threadsafe(call_later, self.loop, seconds, look, context=Context())
 
@@ -70,9 +69,9 @@ class WaitingTask:
 
 
 class ConcurrencyLimiter:
-    """Permits of one adaptive limit in this process, shared by threads and event loops.
+    """Permits of one adaptive limit, shared by threads and event loops.
 
-    ``clock`` is monotonic, in seconds, and runs in tests that freeze time.
+    ``clock`` is monotonic seconds, even in frozen tests.
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
@@ -82,17 +81,17 @@ class ConcurrencyLimiter:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Permits of the parent are void."""
+        """The parent's permits are void."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
         self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._abandoned: deque[Callable[[], None]] = deque()
-        """Actions for the next holder of the lock."""
+        """For the next holder of the lock."""
 
     def forget(self) -> None:
-        """Reset. Waiting requests are refused."""
+        """Reset, and refuse waiting requests."""
         with self._lock:
             waiters = list(self._waiters.values())
             self.reset_after_fork()
@@ -122,11 +121,11 @@ class ConcurrencyLimiter:
             return permit
 
     def waiter(self, permit: Permit) -> Any:
-        """The waiter of a permit, made by ``waiter`` of `begin`; None if it no longer waits."""
+        """The waiter from `begin`; None if it no longer waits."""
         return self._waiters.get(permit)
 
     def look(self, permit: Permit) -> float:
-        """Seconds until the next check of a waiting permit; 0 if it no longer waits."""
+        """Seconds until the next check; 0 without a wait."""
         with self._lock:
             self._end_abandoned()
             now = self._clock()
@@ -136,13 +135,12 @@ class ConcurrencyLimiter:
             return max(self.limit.due_at(now) - now, SHORTEST)
 
     def wait(self, permit: Permit, thread: WaitingThread) -> bool:
-        """Wait in this thread. True if the permit was granted."""
         while pause_s := self.look(permit):
             thread.wait(pause_s)
         return permit.began is not None
 
     def has_to_wait(self, permit: Permit, task: WaitingTask) -> bool:
-        """True if a task has to wait until ``woken``, which also happens on a refusal."""
+        """True until ``woken``, also by a refusal."""
         if not self.look(permit):
             return False
         if task.loop not in self._timed:
@@ -150,9 +148,9 @@ class ConcurrencyLimiter:
         return True
 
     def idle(self, permit: Permit, spent_s: float) -> float:
-        """Note that a request has waited for its client for ``spent_s`` seconds; return when that began.
+        """Note ``spent_s`` seconds of waiting for the client; return their start.
 
-        It keeps its permit for ``delay`` seconds in total, and then until another request needs it.
+        The permit is kept for ``delay`` seconds, then until another request needs it.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
@@ -165,18 +163,17 @@ class ConcurrencyLimiter:
         return now
 
     def busy(self, permit: Permit, since: float) -> float:
-        """Note that a request no longer waits for its client. Returns the seconds that it waited."""
+        """Return the seconds that it waited for its client."""
         idle_s = max(0.0, self._clock() - since)
         self.limit.busy(permit, idle_s)
         return idle_s
 
     def resume(self, permit: Permit) -> None:
-        """Give a new permit to a request that lost its permit."""
         with self._lock:
             self.limit.resume(permit, self._clock())
 
     def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """Release a permit, or stop waiting for it. Idempotent."""
+        """Release a permit or its wait. Idempotent."""
         clock = self._clock
         with self._lock:
             if self._waiters:
@@ -185,11 +182,11 @@ class ConcurrencyLimiter:
                 self.limit.done(permit, clock(), outcome)
 
     def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """`end` without blocking, because the garbage collector may call it anywhere."""
+        """`end` without blocking: the garbage collector may call this."""
         self._abandon(lambda: self._end(permit, outcome))
 
     def _abandon(self, action: Callable[[], None]) -> None:
-        """Run an action now if the lock is free, or when it is taken next."""
+        """Run now, or when the lock is taken next."""
         self._abandoned.append(action)
         if self._lock.acquire(blocking=False):
             try:
@@ -204,7 +201,7 @@ class ConcurrencyLimiter:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        """Wake requests that no longer wait. A permit without a living waiter passes on."""
+        """A permit without a living waiter passes on."""
         is_over = not self._waiters
         while not is_over:
             is_over = True
@@ -223,7 +220,7 @@ class ConcurrencyLimiter:
             self._abandoned.popleft()()
 
     def _keep_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Refuse the tasks of an event loop in time, with one timer for all."""
+        """One timer refuses all tasks of an event loop."""
         with self._lock:
             now = self._clock()
             self._serve(now)

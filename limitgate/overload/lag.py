@@ -1,10 +1,10 @@
-"""Lag of event loops and proxies: queues in front of any counter of requests. `LagGuard` and `ProxyQueue` are pure.
+"""Lag of event loops and proxies: queues before requests are counted. `LagGuard` and `ProxyQueue` are pure.
 
-A heartbeat is due every 10 ms. While it is late for some time, each iteration of the loop admits only requests of its first 10
-ms. Without a loop, the waits reported by a trusted proxy replace heartbeats.
+A heartbeat is due every 10 ms. While it is late, each iteration admits only requests of its first 10 ms. Without a loop, waits
+reported by a trusted proxy replace heartbeats.
 
-uvloop accepts one connection per iteration, so heartbeats can be on time while the queue is in the listening socket. So
-unaccepted connections count, too.
+uvloop accepts one connection per iteration, so heartbeats may be on time with a queue in the listening socket: unaccepted
+connections count, too.
 """
 
 from __future__ import annotations
@@ -24,39 +24,36 @@ from limitgate.process.clock import asyncio_loop, monotonic
 from limitgate.process.forking import reset_in_children
 
 EVERY_S = 0.010
-"""Seconds between heartbeats."""
+"""Heartbeat."""
 TARGET_S = 0.005
-"""Tolerated lag in seconds."""
+"""Tolerated lag."""
 INTERVAL_S = 0.100
-"""Seconds of lag that make a loop hot."""
+"""Lag that makes a loop hot."""
 INTERVAL_REQUESTS = 10
-"""Requests during lag that make a loop hot, if that takes longer."""
+"""Or this many requests, if that takes longer."""
 BUDGET_S = 0.010
-"""Seconds of an iteration that admit requests while the loop is hot."""
+"""Per iteration of a hot loop."""
 BUDGET_REQUESTS = 2
-"""Requests that an iteration admits, if they take longer."""
+"""Or this many requests, if that takes longer."""
 WAITING_S = 0.030
-"""Additional seconds while connections wait to be accepted, because they have caused no work yet."""
+"""Added while connections wait: they have caused no work yet."""
 LEARNED = 0.1
-"""Weight of an iteration in the average loop time per request, which is capped at a second."""
+"""Weight of an iteration in the mean, which is capped at a second per request."""
 RESTS_AFTER = 100
 
 
 class LagGuard:
-    """Guard of an event loop, or of threads behind a proxy. Receives either heartbeats or waits.
-
-    ``unaccepted`` returns the number of connections that the loop hasn't accepted.
-    """
+    """Receives heartbeats or waits. ``unaccepted`` counts connections."""
 
     __slots__ = ("_late_since", "_quiet", "_stands", "_unaccepted", "begun", "due_at", "is_hot", "lag_s", "request_s")
 
     def __init__(self, unaccepted: Callable[[], int] = int) -> None:
         self.due_at = math.inf
-        """Next heartbeat; infinite while heartbeats pause, until a request calls `start`."""
+        """Infinite while heartbeats pause, until `start`."""
         self.is_hot = False
         self.lag_s = 0.0
         self.request_s = 0.0
-        """Loop seconds per request; 0 if the loop was never late."""
+        """Loop seconds per request; 0 before any lag."""
         self.begun = 0
         self._quiet = 0
         self._late_since: float | None = None
@@ -65,14 +62,14 @@ class LagGuard:
         """Connections waited at the last heartbeat, which was on time."""
 
     def start(self, now: float) -> float:
-        """Start heartbeats. Returns the time of the first one."""
+        """Returns the time of the first heartbeat."""
         self.begun = self._quiet = 0
         self.is_hot, self._late_since = False, None
         self.due_at = now + EVERY_S
         return self.due_at
 
     def beat(self, now: float) -> float | None:
-        """Record a heartbeat; return the time of the next one, None to pause until a request."""
+        """Return the next heartbeat, None to pause until a request."""
         lag_s = max(0.0, now - self.due_at)
         stood, waiting = self._stands, 0 if lag_s > TARGET_S else self._unaccepted()
         self._stands = waiting > 0
@@ -89,13 +86,13 @@ class LagGuard:
         return self.is_hot or self._late_since is not None
 
     def waited(self, now: float, wait_s: float) -> None:
-        """Record the wait of the current request, reported by a proxy."""
+        """The current request's wait, by its proxy."""
         wait_s = max(0.0, wait_s)
         self.due_at = now - wait_s
         self._observe(now, wait_s)
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """True to refuse a request now; call once per request. ``share`` is its priority's part of an iteration."""
+        """Call once per request. ``share`` is its priority's part of an iteration."""
         over_s = now - self.due_at
         if not self.is_hot and (over_s > 0 or self._late_since is not None):
             since = self.due_at if self._late_since is None else self._late_since
@@ -116,18 +113,12 @@ class LagGuard:
 
 
 CLOCKS_S = 0.050
-"""Usual difference of synchronized clocks, plus network delay, in seconds."""
+"""Difference of synchronized clocks, with delay."""
 LASTS_S = 10.0
 """A longer minimum wait isn't a queue."""
 
 
 class ProxyQueue:
-    """Lag behind one proxy, or several with the same clock, from the waiting times that it reports.
-
-    Clocks differ, so the minimum of recent waits is subtracted: up to the usual difference immediately, in full if it lasts
-    longer than a queue can.
-    """
-
     __slots__ = ("_before_s", "_least_s", "_turns_at")
 
     def __init__(self) -> None:
@@ -146,27 +137,27 @@ class ProxyQueue:
 
 
 DESCRIPTORS = 256
-"""Scanned for listening sockets, which servers open first."""
+"""Scanned: servers open listening sockets first."""
 SCAN_EVERY_S = 60.0
-"""Seconds between scans; a closed socket triggers an earlier one."""
+"""A closed socket triggers a scan."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _LISTENS: Final = 10
-"""State of a listening socket, the first byte of `tcp_info`."""
+"""First byte of `tcp_info`."""
 _WAITING: Final = slice(24, 28)
-"""`tcpi_unacked`, the queue length of a listening socket."""
+"""`tcpi_unacked`: a listening socket's queue."""
 
 
 class ListenQueue:
-    """Accept queues of all listening sockets, for TCP on Linux. ``clock`` is monotonic, in seconds."""
+    """Accept queues of listening sockets: TCP on Linux. ``clock`` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._sockets: list[int] = []
-        """File descriptors, possibly closed and reused."""
+        """File descriptors, perhaps reused."""
         self._scan_at = -math.inf
 
     def __call__(self) -> int:
-        """Number of waiting connections, 0 if the system doesn't report it."""
+        """Return the number of waiting connections, 0 if unknown."""
         lengths = [_length(descriptor) for descriptor in self._sockets]
         if None in lengths or self._clock() >= self._scan_at:
             self._scan_at = self._clock() + SCAN_EVERY_S
@@ -176,10 +167,7 @@ class ListenQueue:
 
 
 def _length(descriptor: int) -> int | None:
-    """Queue length of a listening socket, None for other descriptors.
-
-    Queries a duplicate, because the server may close its socket at any time.
-    """
+    """None for other descriptors. Queries a duplicate: the server may close its socket."""
     if not _INFO:
         return None
     try:
@@ -208,14 +196,14 @@ _NEVER = math.inf
 
 
 class LoopGuard(LagGuard):
-    """Guard of an event loop. Ignores time when the loop didn't run, and sequential requests of one task."""
+    """Ignores time when the loop didn't run, and sequential requests of a task."""
 
     __slots__ = ("_run", "_task", "admits_until")
 
     def __init__(self) -> None:
         super().__init__(_unaccepted)
         self.admits_until = -math.inf
-        """No request is refused up to this time, that of the next heartbeat while the loop isn't late."""
+        """Next heartbeat while the loop isn't late."""
         self._run: object = None
         self._task: Callable[[], object] = lambda: None
 
@@ -247,24 +235,21 @@ class LoopGuard(LagGuard):
 
 
 def _run() -> object:
-    """Identify a run of this thread's event loop."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Lagging(Protocol):
-    """A source of lag other than an event loop."""
-
     @property
     def lag_s(self) -> float | None: ...
 
 
 class _Here(local):
     guard = LoopGuard()
-    """Guard of the event loop that ran in this thread last."""
+    """Of the loop that ran in this thread last."""
 
 
 class Heartbeats:
-    """The guard of whatever event loop runs. ``clock`` is monotonic, in seconds."""
+    """Guards of running event loops. ``clock`` is monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -273,12 +258,12 @@ class Heartbeats:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Event loops don't run in the child of a fork."""
+        """Loops don't run in a forked child."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._here = _Here()
 
     def refuses(self, now: float, share: float = 1.0) -> bool:
-        """`LoopGuard.refuses` of the running event loop. Raises `ConfigError` without one."""
+        """Raises `ConfigError` without a running loop."""
         guard = self._here.guard
         # Asking for the running loop takes a system call in Python 3.11, so do it only if the last one may be late.
         if now <= guard.admits_until:
@@ -287,7 +272,7 @@ class Heartbeats:
         return self._of(asyncio_loop("adaptive")).refuses(now, share)
 
     def guard(self) -> LoopGuard | None:
-        """Return the guard of the running event loop and start its heartbeat; None without a loop."""
+        """Start the running loop's heartbeat; None without a loop."""
         try:
             return self._of(asyncio.get_running_loop())
         except RuntimeError:
@@ -308,7 +293,7 @@ class Heartbeats:
         return len(self._guards) > 0 or len(self._others) > 0
 
     def note(self, other: Lagging) -> None:
-        """Include another source of lag while it lives."""
+        """Include another source while it lives."""
         self._others[other] = None
 
     def lags_s(self) -> list[float]:
@@ -327,7 +312,6 @@ class Heartbeats:
 
 
 def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
-    """Return the living keys. Lists the references first, because other threads may add keys."""
     return [key for each in weakly.keyrefs() if (key := each()) is not None]
 
 

@@ -1,12 +1,11 @@
 """The limit by Little's law: requests in flight = rate x duration. Pure.
 
-With completions at rate X and unloaded duration R0, B = X R0 requests are in flight without a queue. The limit allows each to
-queue for d = max((tolerance - 1) R0, delay):
+With completions at rate X and unloaded duration R0, B = X R0 requests are in flight without a queue. Each may queue for
+d = max((tolerance - 1) R0, delay):
 
     L = B + X d + 1
 
-The 1 makes equal processes on one bottleneck converge to equal shares. The limit moves only after a refusal or when it is
-reached.
+The 1 makes equal processes converge to equal shares of a bottleneck. The limit moves only after a refusal or when reached.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from limitgate.overload.options import Adaptive
 
 SPARE = 1.0
 SMOOTHED_S = (0.3, 3.0)
-"""Minimum and maximum time constant of the moving averages in seconds; between them it is twice the largest R0."""
+"""Bounds of the averages' time constant, which is twice the largest R0."""
 DOWN = 0.4
-"""Part of the distance that a limit falls per window. It rises at once."""
+"""Share of the distance per window. Rises are immediate."""
 FAILED_SHARE = 0.1
-"""Share of failed requests above which the limit is cut to `AFTER_FAILURES`."""
+"""Share that cuts the limit to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
-"""Share of the baseline below which another dip follows soon."""
+"""Share of the baseline that causes another dip."""
 CUT = 0.7
-"""The limit must fall by this factor to make requests faster, if their queue is local."""
+"""Must make requests faster if their queue is local."""
 SLOW = 1.1
-"""Factor of the allowed duration, with its queue, above which requests are slow."""
+"""Factor of the allowed duration."""
 STILL_SLOW = 0.85
-"""Share of the previous duration above which requests haven't become faster."""
+"""Share of the previous duration."""
 RAISE_EVERY_S = 30.0
-"""Seconds between such rises of baselines."""
+"""Between such rises of baselines."""
 QUEUE_FORMS_S = 3.0
-"""After a rise, the limit follows the duration of requests for this many seconds."""
+"""After a rise, the limit follows the duration this long."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,12 +43,12 @@ class Window:
     count: int = 0
     seconds: float = 0.0
     base_s: float = 0.0
-    """Unloaded duration of the samples."""
+    """Duration without load."""
     untaught_s: float = 0.0
-    """Seconds in flight of other requests, each capped at its unloaded duration."""
+    """Of other requests, each capped at its unloaded duration."""
     failed: int = 0
     has_refused: bool = False
-    """For lack of room or because of lag."""
+    """Lack of room, or lag."""
     is_full: bool = False
     most_in_flight: int = 0
     longest_base_s: float = 0.0
@@ -62,10 +61,10 @@ class LittlesLaw:
         self.rate: float | None = None
         """Completions per second, X."""
         self.base_in_flight = 0.0
-        """Requests in flight without a queue, B."""
+        """In flight without a queue, B."""
         self.pressed_since: float | None = None
         self.wants_dip = False
-        """The last dip found much faster requests, so another one is useful soon."""
+        """The last dip found much faster requests."""
         self._slow: tuple[float, float] | None = None
         """Limit and duration when requests became slow."""
         self._cut_at: float | None = None
@@ -73,12 +72,10 @@ class LittlesLaw:
 
     @property
     def whole(self) -> int:
-        """The limit in whole requests."""
         return int(self.value + 0.5)
 
     @property
     def base_s(self) -> float:
-        """Mean R0 of current requests in seconds."""
         return self.base_in_flight / self.rate if self.rate else 0.0
 
     @property
@@ -96,18 +93,17 @@ class LittlesLaw:
         self._move_to(self.value)
 
     def rest(self) -> None:
-        """Drop the pressure after idle time."""
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
-        """Learn from a dip: the duration of its requests, and their baselines before and after, in seconds."""
+        """From a dip: duration, and baselines before and after, in seconds."""
         self.wants_dip = took_s < MUCH_FASTER * before_s
         # Only downwards, so that the next dip is deep enough; a higher value may come from a queue, and windows will show it.
         if after_s < before_s:
             self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
-        """Learn from a window that ends now. True if its durations can be a baseline, free of local queueing."""
+        """From an ended window. True if its durations, free of local queueing, can be a baseline."""
         if window.failed > FAILED_SHARE * (window.count + window.failed):
             self._move_to(AFTER_FAILURES * self.value)
         if window.count:
@@ -152,7 +148,7 @@ class LittlesLaw:
         return self._is_not_ours(took_s, now)
 
     def _is_not_ours(self, took_s: float, now: float) -> bool:
-        """True if cutting the limit didn't make requests faster: they are slow elsewhere, not queued here."""
+        """True if a lower limit didn't help: requests are slow elsewhere."""
         if self._slow is None:
             self._slow, self._cut_at = (self.value, took_s), None
             return False

@@ -1,4 +1,4 @@
-"""`Adaptive`: the bounds of an adaptive limit, as set by users; and `Terms`, with related options."""
+"""`Adaptive`: a user's bounds of an adaptive limit; and `Terms`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from limitgate.limits.limit import Duration, seconds_of
 from limitgate.messages.text import expected_of
 
 HIGHEST = 100_000
-"""No process holds more requests in memory."""
 LARGEST_TOLERANCE = 10.0
 LONGEST_DELAY_S = 10.0
 START = 20
-"""Initial limit, within ``min`` and ``max``; doubles within a window if it is too low."""
+"""Within ``min`` and ``max``; doubles within a window."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Adaptive:
-    """Bounds of an adaptive limit on requests in flight in a process, which is learned from their latency.
+    """Bounds of an adaptive limit on requests in flight, which is learned from their latency.
 
-    Raises `ConfigError` that reports each invalid field. ``delay`` may be text, such as ``20ms``.
+    Raises `ConfigError` for each invalid field. ``delay`` may be text, such as ``20ms``.
     """
 
     min: int
-    """Lower bound of the limit, in requests in flight: 1 or more. Default: 4."""
+    """Lower bound, in requests in flight: 1 or more. Default: 4."""
     max: int
-    """Upper bound of the limit, in requests in flight: up to 100,000. Default: 200. The process needs memory for them."""
+    """Upper bound, in requests in flight: up to 100,000. Default: 200. They need memory."""
     tolerance: float
-    """Acceptable duration of a request as a multiple of its duration on an idle server: above 1, up to 10. Default: 2.0."""
+    """Acceptable multiple of a request's duration on an idle server: above 1, up to 10. Default: 2.0."""
     delay: float
-    """Queueing time in seconds that is acceptable for requests of any duration: above 0, up to 10. Default: 0.02."""
+    """Acceptable queueing time in seconds: above 0, up to 10. Default: 0.02."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Adaptive:
         return sorted((self.min, START, self.max))[1]
 
     def allowed_queue_s(self, base_s: float) -> float:
-        """Acceptable seconds of queueing for a request with unloaded duration ``base_s``."""
+        """Acceptable queueing for an unloaded duration ``base_s``."""
         return max((self.tolerance - 1) * base_s, self.delay)
 
 
@@ -64,10 +63,7 @@ class Terms(NamedTuple):
 
 
 def as_adaptive(value: object) -> Adaptive | None:
-    """Return options given as `Adaptive`, a mapping of its fields, or true for the defaults; None for false and null.
-
-    Raises `ConfigError` for anything else.
-    """
+    """Return options from `Adaptive`, a mapping, or true; None for false and null. Raises `ConfigError`."""
     if value is None or value is False:
         return None
     if value is True:

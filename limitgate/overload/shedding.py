@@ -1,4 +1,4 @@
-"""Load shedding: priorities, thinning, the queue for permits, and the Retry-After of refused requests. Pure."""
+"""Load shedding: priorities, thinning, the queue for permits, and Retry-After. Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +11,33 @@ from typing import Generic, Literal, TypeVar
 from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
-"""No room for its priority, a late event loop, or preference for a higher priority."""
+"""No room for its priority, a late event loop, or preference for higher priority."""
 
 LATELY_S = 1.0
-"""Seconds that count as recent."""
 SPREAD_S = 10
-"""Seconds over which retries are spread if all requests are refused."""
+"""Spread of retries if all are refused."""
 
 
 class PriorityLevel:
-    """A priority: its share of the limit, and counts of its requests, which only increase."""
+    """A priority's share of the limit, and counts, which only increase."""
 
     __slots__ = ("_credit", "admitted", "budget", "free", "kept", "lag", "limit", "priority", "room", "share", "thinned")
 
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
         self.share = Fraction(1)
-        """Share of the limit."""
+        """Of the limit."""
         self.budget = 1.0
-        """Share of an iteration of a hot loop."""
+        """Share of a hot loop's iteration."""
         self.room = 1
-        """Total of requests in flight that still admits this priority."""
+        """Maximum of all requests in flight that admits this priority."""
         self.free = 0
         """The same on the fast path."""
         self.kept = 1.0
-        """Share of its requests that pass thinning."""
+        """Share that passes thinning."""
         self.admitted = 0
         self.limit = 0
-        """Refused for lack of room, immediately or after waiting."""
+        """Refusals for lack of room."""
         self.lag = 0
         self.thinned = 0
         self._credit = 0.5
@@ -52,16 +51,16 @@ class PriorityLevel:
         return self.limit + self.lag + self.thinned
 
     def keep(self, reserve: Fraction | None) -> None:
-        """Reserve ``reserve`` for high priority, and twice that for high and normal."""
+        """Reserve ``reserve`` for high, twice that for high and normal."""
         self.share = 1 - RESERVES[self.priority] * (reserve or Fraction())
         self.budget = float(self.share)
 
     def make_room(self, limit: int) -> None:
-        """Apply the share, leaving at least one request."""
+        """Apply the share; leave room for at least one request."""
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
-        """True for the share of requests that passes, evenly spaced."""
+        """Spaces admitted requests evenly."""
         credit = self._credit + self.kept
         passes = credit >= 1
         self._credit = credit - passes
@@ -69,7 +68,7 @@ class PriorityLevel:
 
 
 class RecentShare:
-    """Share of recently refused requests, from occasional totals."""
+    """Of refused requests, by occasional totals."""
 
     __slots__ = ("_totals",)
 
@@ -90,20 +89,20 @@ class RecentShare:
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Randomized whole seconds until a retry for a share of recent refusals; ``random`` returns [0, 1)."""
+    """Randomized whole seconds by recent refusals; ``random`` is in [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
 
 
 GAIN = 0.1
-"""Rise of the level per step, for each unit of refused share above the goal."""
+"""Rise of the level per step and unit above the goal."""
 GOAL = 0.05
-"""Refused share of a priority that is tolerated before lower ones are thinned."""
+"""Tolerated refusals before lower priorities are thinned."""
 WEIGHT = 0.2
-"""Weight of a step in the moving averages."""
+"""Of a step in the averages."""
 QUIET_STEPS = 10
-"""The load is over after this many steps without other refusals."""
+"""Steps without other refusals that end the load."""
 FALLS = 0.05
-"""Fall of the level per step after that."""
+"""Fall of the level per quiet step."""
 
 
 class _RefusedShare:
@@ -125,21 +124,21 @@ class _RefusedShare:
 
 
 class Thinning:
-    """Refuses low and then normal priority evenly until higher priorities are served.
+    """Refuses low, then normal priority evenly until higher ones are served.
 
-    The level determines refusals: from 0 to 1 that share of low, from 1 to 2 all of low and the remainder of normal.
+    Level 0 to 1 refuses that share of low, 1 to 2 all of low and that share of normal.
     """
 
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
         self.level = 0.0
-        """From 0, all pass, to 2, only high priority passes."""
+        """0: all pass; 2: only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
 
     def step(self) -> None:
-        """Take a step based on the requests since the last one."""
+        """Take a step by the requests since the last one."""
         has_refused = [share.step() for share in (self._high, self._normal)]
         self._quiet = 0 if any(has_refused) else self._quiet + 1
         step = GAIN * (self._high.value - GOAL)
@@ -160,28 +159,29 @@ class Thinning:
 W = TypeVar("W", bound=Hashable)
 
 INTERVAL_S = 0.100
-"""A queue is standing after this many seconds without being empty."""
+"""A queue is standing if not empty for this long."""
 INTERVAL_PLACES = 10
-"""Released permits in that time, if that takes longer."""
+"""Or released permits, if that takes longer."""
 MOMENT_S = 0.005
-"""Maximum seconds of waiting in a standing queue."""
+"""Maximum wait in a standing queue."""
 MOMENT_PLACES = 2
-"""Released permits in that time, if that takes longer."""
+"""Or released permits, if that takes longer."""
 MOST = 1000
-"""More waiters would take memory and time out."""
+"""More would take memory and time out."""
 
 
 class WaitingLine(Generic[W]):
-    """A queue for permits with CoDel's rule of a standing queue (RFC 8289). Contains each waiter at most once.
+    """A queue for permits with CoDel's rule of a standing queue (RFC 8289).
 
-    A queue that is sometimes empty is first come, first served. A standing queue only adds latency, so it serves the newest
-    request first, and refuses requests after a short wait (Facebook, "Fail at Scale").
+    Usually first come, first served. A standing queue only adds latency, so it serves the newest request first, and refuses
+    after
+    a short wait (Facebook, "Fail at Scale").
     """
 
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
         self.place_s = math.inf
-        """Mean seconds per released permit; infinite if unknown, when no queue is standing."""
+        """Mean seconds per permit; infinite if unknown."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf
 
@@ -193,7 +193,7 @@ class WaitingLine(Generic[W]):
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
-        """Add a waiter. If the queue is full, return the displaced one: the oldest of the lowest priority."""
+        """A full queue displaces the oldest of the lowest priority."""
         if not self:
             self._since = now
         self._waiting[priority][waiter] = now
@@ -210,7 +210,6 @@ class WaitingLine(Generic[W]):
         return line.popitem(last=self._stands(now))[0] if line else None
 
     def overdue(self, now: float) -> list[W]:
-        """Remove and return those that waited too long."""
         patience_s, gone = self._patience_s(now), []
         for line in self._waiting.values():
             while line and next(iter(line.values())) + patience_s <= now:
@@ -218,7 +217,7 @@ class WaitingLine(Generic[W]):
         return gone
 
     def due_at(self, now: float) -> float:
-        """Time when the next waiter will have waited too long; infinite if none waits."""
+        """When the next waiter is overdue; infinite without one."""
         oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
         soonest = oldest + self._patience_s(now)
         return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))

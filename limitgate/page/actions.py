@@ -1,4 +1,4 @@
-"""Ban, pardon and reset one client. Only the page itself may ask for them."""
+"""Ban, pardon and reset, by the page itself only."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def not_from_here(request: Request) -> str | None:
-    """Return why a request may be that of another site; None if it is of this page.
+    """Return why a request may come from another site, or None.
 
-    Browsers set ``Sec-Fetch-Site`` and no script can. ``Origin`` is for those that don't, and proxies may change the host.
+    Scripts can't set ``Sec-Fetch-Site``. Older browsers have ``Origin``; proxies may change the host.
     """
     headers = request.headers
     site = headers.get("sec-fetch-site")
@@ -51,10 +51,7 @@ def _is_host(origin: str, host: str) -> bool:
 def acting(
     figures: Mapping[str, Any], action: str, asked: Mapping[str, Any], who: str, timeout: float
 ) -> ConfigFlow[dict[str, Any]]:
-    """Change the state of a client that the figures list, and note in the journal who did it.
-
-    Raises `ConfigError` for a client that they don't list, and `StoreError`.
-    """
+    """Change a listed client's state, and note the author. Raises `ConfigError` for an unlisted client, and `StoreError`."""
     rule, tier, key = [_text(asked.get(name), 128) for name in ("rule", "tier", "key")]
     if not _DIGEST.fullmatch(key):
         raise ConfigError("key is missing, expected the 32 hex digits that name the client's bucket")
@@ -72,7 +69,7 @@ def acting(
 
 
 def _banned(figures: Mapping[str, Any], digest: str, timeout: float) -> ConfigFlow[tuple[str, RuleBucketOperations]]:
-    """Return the name and the bucket of a client that the journal lists as banned, also by a `Limiter`."""
+    """Of a client banned in the journal."""
     prefix = figures["prefix"]
     journal = JournalFlows(prefix, timeout)
     listed = yield from journal.listing()

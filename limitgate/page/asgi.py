@@ -1,4 +1,4 @@
-"""`Page` for ASGI. One task per event loop reads the figures for all viewers, and ends their streams when the server stops."""
+"""`Page` for ASGI. One task per event loop reads for all viewers, and ends streams with the server."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
 STREAM_S = 20.0
-"""Seconds after which the server ends a stream. The browser then reconnects."""
+"""The browser then reconnects."""
 PERIOD_S = 2.0
-"""Seconds from one reading to the next."""
 SLOWEST_S = 10.0
 SHARE = 0.015
-"""Share of a core that reading may take. A large fleet is read less often."""
+"""Share of a core for reading; large fleets are read less often."""
 LOOK_S = 0.5
-"""Seconds between two checks whether the server is stopping."""
+"""Checks whether the server stops."""
 MOST_STREAMS = 250
 """Further viewers poll."""
 
@@ -39,13 +38,14 @@ MOST_STREAMS = 250
 class Page:
     """The live page, an ASGI application: ``app.mount("/limits", Page(store, guard=staff_only))``.
 
-    ``store`` is that of the service, or its URL. ``guard`` takes a `limitgate.Request` and returns the name of the viewer,
-    or None to refuse with 403; it may be async. ``names`` shows clients ``masked``, in ``full``, or hides them (``off``).
-    With ``actions`` the page can ban, pardon and reset clients, and notes in the journal the name that ``guard`` returned.
-    ``rules`` are for explanations and actions; by default those of the `LimitGate` around the page, else ``LIMITGATE_RULES``.
-    ``key_prefix`` and ``secret`` are those of the service, ``timeout`` is in seconds per question to the store.
+    ``store`` is the service's, or its URL. ``guard`` takes a `limitgate.Request` and returns the viewer's name, or None for a
+    403;
+    it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions`` the page can ban, pardon and
+    reset clients, and journals the viewer's name.
 
-    Raises `ConfigError` without a guard, or for invalid options.
+    ``rules`` are for explanations and actions; by default those of the `LimitGate` around, else ``LIMITGATE_RULES``.
+    ``key_prefix``
+    and ``secret`` are the service's, ``timeout`` is in seconds per store call. Raises `ConfigError` for invalid options.
     """
 
     @called_as("Page(store, guard=...): options have names")
@@ -76,7 +76,7 @@ class Page:
         self._watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer one request. With lifespan events, close a store that was given as a URL."""
+        """Answer a request. Lifespan events close a store from a URL."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -95,7 +95,7 @@ class Page:
             await send({"type": "http.response.body", "body": b"" if request.sent_method == "HEAD" else found.body})
 
     async def _answer(self, request: ASGIRequest, route: str, receive: Any) -> Answer | None:
-        """Return None for a stream of events."""
+        """None for a stream."""
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
@@ -129,7 +129,7 @@ class Page:
         return found
 
     async def _stream(self, receive: Any, send: Any) -> None:
-        """Send an event for each reading until the viewer leaves, the time is up, or the server stops."""
+        """Ends with the viewer, `STREAM_S`, or the server."""
         watcher, deadline = self._watcher, monotonic() + STREAM_S
         headers = [(name.lower().encode(), value.encode()) for name, value in STREAM]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -161,7 +161,7 @@ class Page:
 
 
 class _Watcher:
-    """Reads the figures for all viewers of an event loop, as long as there are any."""
+    """Reads for all viewers of an event loop."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -172,7 +172,6 @@ class _Watcher:
         self.version = 0
         self.event = b""
         self.is_over = False
-        """True once the server is stopping."""
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done with the next reading."""
 
@@ -181,16 +180,15 @@ class _Watcher:
         return self._viewers < MOST_STREAMS and not is_stopping()
 
     async def read(self) -> Mapping[str, Any]:
-        """Return the figures, at most a second old."""
+        """Return figures that are at most a second old."""
         return await self._site.reader.aread()
 
     def prepare(self) -> None:
-        """Begin a reading."""
         if self._preparing is None or self._preparing.done():
             self._preparing = asyncio.get_running_loop().create_task(self.read(), context=Context())
 
     def hurry(self) -> None:
-        """Read anew at once, because a client's state has changed."""
+        """Read again at once, because a client's state has changed."""
         self._site.reader.expire()
         self._is_late = True
 
@@ -218,7 +216,7 @@ class _Watcher:
                 return
 
     async def _wait(self, reading: asyncio.Future[Mapping[str, Any]] | None, seconds: float) -> bool:
-        """Wait for a reading, or for a while if there is none. False if the server is stopping meanwhile."""
+        """Wait for a reading. False if the server stops."""
         until = monotonic() + seconds
         while self._viewers and monotonic() < until and not (self._is_late if reading is None else reading.done()):
             if is_stopping():
@@ -240,14 +238,13 @@ class _Watcher:
 
 
 async def _leave(receive: Any) -> None:
-    """Wait until the viewer leaves."""
     with suppress(asyncio.CancelledError):
         while (await receive())["type"] != "http.disconnect":
             pass
 
 
 async def _body(receive: Any) -> bytes | None:
-    """Read the body; None if it is too long."""
+    """None if too long."""
     body = b""
     while True:
         message = await receive()

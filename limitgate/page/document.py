@@ -1,4 +1,4 @@
-"""Puts the document together. It needs no other file, so it works under any prefix and without a network."""
+"""Builds the document, which needs no other file, so it works under any prefix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def _parts() -> list[str]:
 
 
 def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
-    """Return the document. ``facts`` are for its script."""
     values = {
         "nonce": nonce,
         "title": escape(title),
@@ -34,7 +33,7 @@ def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
 
 
 def policy(nonce: str) -> str:
-    """Return the Content-Security-Policy of the document (CSP level 3)."""
+    """Return the Content-Security-Policy (CSP level 3)."""
     return (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

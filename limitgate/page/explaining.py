@@ -1,4 +1,4 @@
-"""Explains a request, or the id of a refusal, in words. Charges nothing."""
+"""Explains a request or a refusal's id. Charges nothing."""
 
 from __future__ import annotations
 
@@ -35,31 +35,27 @@ _LONGEST = 4096
 
 
 class Known(NamedTuple):
-    """What the page knows of the service."""
-
     rules: RuleSet | None
     settings: Settings
     store: Any
     timeout: float
     gate: Gate | None = None
-    """The gate around the page."""
     is_wsgi: bool = False
-    """True if its routes are those of a WSGI application."""
 
     def rule_set(self) -> RuleSet:
-        """Raises `ConfigError` if the rules are not known."""
+        """Raises `ConfigError` for unknown rules."""
         if self.rules is None:
             raise ConfigError(_NO_RULES)
         return self.rules
 
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
-        """Return charges of the buckets of a rule whose key ends in ``digest``."""
+        """Of a rule's buckets with this ``digest``."""
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
         return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
 
 
 def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
-    """Return each rule with its tier, limits in code of this process included."""
+    """With its tier, also limits in code."""
     for tier, rules in known.rule_set().tiers.items():
         for rule in rules:
             yield tier, rule
@@ -68,7 +64,7 @@ def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
-    """Explain what the query names. Raises `ConfigError` or `ValueError` for a query that names nothing, and `StoreError`."""
+    """Raises `ConfigError` or `ValueError` for an empty query, and `StoreError`."""
     if len(query) > _LONGEST:
         raise ConfigError(f"the question has more than {_LONGEST} characters, expected fewer")
     text = query.get("id", "").strip()
@@ -105,7 +101,7 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
 
 
 def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
-    """Run a flow of the gate, whose plans only look."""
+    """Run a flow of the gate whose plans only read."""
     try:
         wish = next(flow)
         while True:

@@ -1,4 +1,4 @@
-"""The figures as the page shows them: cut to a screen, with names as the page's option ``names`` allows. Pure."""
+"""The figures, cut to a screen, with names by the option ``names``. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from limitgate.messages.text import Names, masked
 
 MOST_PROCESSES = 60
-"""Processes on the screen, stragglers first; the others are counted."""
+"""Stragglers first; others are counted."""
 MOST_RULES = 40
 MOST_WHO = 12
 MOST_BANS = 50
@@ -21,7 +21,7 @@ _VALUE = re.compile(r"[^\s=,:]+$")
 
 
 def shown_figures(figures: Figures, names: Names) -> dict[str, Any]:
-    """Return all figures, with names as ``names`` allows. Services may have written them in full."""
+    """Return all figures, masking names that services wrote in full."""
     if names == "full":
         return dict(figures)
     shown = {**figures, "rules": [_rule(each, names) for each in figures.get("rules", ())]}
@@ -41,7 +41,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """A name that is masked already has an ellipsis; a digest in place of a name begins with ``#``."""
+    """Masked names contain an ellipsis; a digest has the prefix ``#``."""
     if who.startswith("#"):
         return who
     return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
@@ -53,7 +53,7 @@ def _ban(key: str, names: Names) -> str:
 
 
 def screen(figures: Figures) -> dict[str, Any]:
-    """Return what fits on the screen. A fleet of hundreds has more than a page may send each two seconds."""
+    """A large fleet exceeds what a page may send every two seconds."""
     rules: Sequence[Mapping[str, Any]] = figures.get("rules", ())
     processes: Sequence[Mapping[str, Any]] = figures.get("processes", ())
     kept = [
@@ -91,5 +91,5 @@ def _process(process: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_bytes(value: object) -> bytes:
-    """Return JSON without line breaks, as an event needs it. Infinite numbers are not in it."""
+    """JSON without line breaks, for events. Has no infinite numbers."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

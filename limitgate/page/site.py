@@ -1,4 +1,4 @@
-"""Options, routes, headers and responses of both pages. No I/O: questions to the store are flows."""
+"""Options, routes and responses of both pages. No I/O: store calls are flows."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ from limitgate.stores import MemoryStore, Opener, opened
 from limitgate.stores.redis.url import shown
 
 Guard = Callable[[Request], Any]
-"""Takes a `limitgate.Request`, returns the name of the viewer, or None to refuse; may be async under ASGI."""
+"""Returns the viewer's name for a `limitgate.Request`, or None to refuse; may be async under ASGI."""
 Headers = list[tuple[str, str]]
 MOST_BODY = 4096
-"""Bytes of an action."""
 LONGEST_NAME = 128
 _COOKIE = "limitgate_page"
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -44,25 +43,21 @@ _READS = frozenset({"", "events", "figures", "explain"})
 
 
 class Answer(NamedTuple):
-    """A response."""
-
     status: int
     headers: Headers
     body: bytes
 
     @property
     def line(self) -> str:
-        """Status line of WSGI."""
         return f"{self.status} {HTTPStatus(self.status).phrase}"
 
 
 def answer(status: int, kind: str, body: bytes, *more: tuple[str, str], safe: Headers = _CLOSED) -> Answer:
-    """Return a response that is not stored and not framed."""
+    """Return a response that is neither stored nor framed."""
     return Answer(status, [("Content-Type", kind), ("Content-Length", str(len(body))), *safe, *more], body)
 
 
 def error(status: int, text: str, *more: tuple[str, str]) -> Answer:
-    """Return an error as JSON."""
     return answer(status, "application/json", as_bytes({"error": text}), *more)
 
 
@@ -70,8 +65,6 @@ STREAM: Headers = [("Content-Type", "text/event-stream"), *_CLOSED, ("X-Accel-Bu
 
 
 class Site:
-    """The options of a page, and its responses."""
-
     def __init__(
         self,
         store: Any,
@@ -111,7 +104,7 @@ class Site:
         self._rules = None if rules is None else rules_of(rules)
 
     def named(self, who: Any) -> str | None:
-        """Return the name that ``guard`` has returned, as it may be shown and kept; None to refuse."""
+        """The viewer's name for display; None to refuse."""
         if who is None or who == "":
             return None
         if not isinstance(who, str):
@@ -119,13 +112,13 @@ class Site:
         return shortened(printable(who), LONGEST_NAME)
 
     def prepare(self, request: Request) -> str:
-        """Find the route below the mount point, and the client that the gate around has found."""
+        """The route below the mount point, and the gate's client."""
         gate = _exchange(request)
         request.resolve_client = (lambda _: gate.open_admission().request.client) if gate else (lambda this: this.peer)
         return request.path.strip("/")
 
     def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
-        """Return a refusal or the document, for which no store is needed; None for other routes."""
+        """A refusal or the document, without the store; None for other routes."""
         if who is None:
             return error(403, "you may not look at this page")
         refused = self._refused(request, route)
@@ -142,7 +135,7 @@ class Site:
         return self._refused_action(request) if route in actions.ACTIONS else None
 
     def _refused_action(self, request: Request) -> Answer | None:
-        """Return the answer to an action that the page itself has not sent, or if there are none."""
+        """Refuses actions of other sites, or without ``actions``."""
         if not self.has_actions:
             return error(403, "this page is read-only, expected actions=True")
         why = actions.not_from_here(request)
@@ -152,7 +145,6 @@ class Site:
         return None if why is None else error(403, why)
 
     def _document(self, request: Request, who: str) -> Answer:
-        """Return the page."""
         nonce = token_urlsafe(16)
         title = f"{self.store_shown}, prefix {self.settings.key_prefix}"
         facts: dict[str, Any] = {"streams": self.streams, "actions": self.has_actions, "who": who}
@@ -166,16 +158,14 @@ class Site:
         return answer(200, "text/html; charset=utf-8", document.document(nonce, title, facts), *more, safe=_SAFE)
 
     def figures(self, read: Mapping[str, Any], request: Request) -> Answer:
-        """Return all figures, or those of the screen."""
         is_screen = "screen" in request.query
         return answer(200, "application/json", self.on_screen(read) if is_screen else as_bytes(shown_figures(read, self.names)))
 
     def on_screen(self, read: Mapping[str, Any]) -> bytes:
-        """Return the figures of the screen."""
         return as_bytes(screen(shown_figures(read, self.names)))
 
     def answering(self, request: Request, route: str, who: str, body: bytes, read: Mapping[str, Any]) -> ConfigFlow[Answer]:
-        """Explain, or act on a client of the figures that were read. Errors become responses."""
+        """Explain or act. Errors become responses."""
         try:
             if route == "explain":
                 found = yield from explaining.explaining(self._known(request), request.query)
@@ -188,7 +178,7 @@ class Site:
         return answer(200, "application/json", as_bytes(found))
 
     def _known(self, request: Request) -> explaining.Known:
-        """Rules are those of the option, else of the gate around the page, else of ``LIMITGATE_RULES``."""
+        """From the option, the gate around, or ``LIMITGATE_RULES``."""
         exchange = _exchange(request)
         gate: Gate | None = None if exchange is None else exchange.gate
         rules = self._rules
@@ -200,7 +190,7 @@ class Site:
 
 
 def _described(store: Any) -> str:
-    """Return the URL of a store without login."""
+    """Return a store's URL without login."""
     if isinstance(store, MemoryStore):
         return "memory://"
     if isinstance(store, Remade):

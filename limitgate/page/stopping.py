@@ -1,4 +1,4 @@
-"""Detects that the server is stopping. Streams end then, because servers wait for them."""
+"""Detects that the server stops: it waits for streams."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def is_stopping() -> bool:
-    """True once uvicorn or gunicorn has received a signal to stop.
+    """True once uvicorn or gunicorn got a signal to stop.
 
-    Servers don't tell applications before all responses are over. They handle signals by a method of the server or worker,
-    whose state says it. Other servers, and gunicorn's worker on uvloop, wait until streams end by themselves, or have a
-    timeout of their own.
+    Servers don't tell applications before responses end. They handle signals by a method, whose object knows. Other servers,
+    and
+    gunicorn's worker on uvloop, wait or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
 
 
 def _owners() -> Iterator[Any]:
-    """Yield the objects whose methods handle the signals."""
+    """Yield the objects that handle signals."""
     handlers: Any = None
     with suppress(RuntimeError):
         # asyncio's own, as ``add_signal_handler`` keeps them.

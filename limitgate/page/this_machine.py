@@ -1,4 +1,4 @@
-"""A guard for a page that only this machine may see."""
+"""A guard for this machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
 def this_machine(request: Request) -> str | None:
-    """Admit browsers on this machine, for a service that no proxy forwards to: ``Page(store, guard=this_machine)``.
+    """Admit browsers on this machine, for a service without a proxy: ``Page(store, guard=this_machine)``.
 
-    The client and the host that the browser names have to be of this machine. Otherwise another site could give its own name
-    the address of this machine (DNS rebinding), and read the page.
+    Client and named host must be this machine. Otherwise another site could point its name here (DNS rebinding) and read the
+    page.
     """
     if any(name in request.headers for name in _FORWARDED):
         return None
@@ -23,7 +23,7 @@ def this_machine(request: Request) -> str | None:
 
 
 def is_local_host(host: str) -> bool:
-    """True if a ``Host`` header, or a host to listen on, names this machine and nothing else."""
+    """True if a host is only this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,4 +1,4 @@
-"""`PageWSGI` for WSGI, where a stream would hold a worker: browsers ask for the figures instead."""
+"""`PageWSGI`: browsers poll, because a stream would hold a worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from limitgate.stores import open_sync_store
 
 
 class PageWSGI:
-    """The live page, a WSGI application. Options and errors are those of `Page`; ``guard`` is a plain function.
+    """The live page, a WSGI application, with the options of `Page`; ``guard`` is a plain function.
 
     Mount it, for example with ``werkzeug.middleware.dispatcher.DispatcherMiddleware``.
     """

@@ -1,4 +1,4 @@
-"""Daemon threads, of which one polls for changes."""
+"""Daemon threads; one polls for changes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,18 @@ class _ThreadState(threading.local):
 
 
 this_thread = _ThreadState()
-"""True in a background thread, which a finalizer or log handler may interrupt with locks held."""
+"""True in background threads. Finalizers and log handlers may interrupt them with locks held."""
 
 
 def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a daemon thread. Raises `RuntimeError` if none can be started.
-
-    Its context is empty, because green threads copy the context of the request.
-    """
+    """Start a daemon thread with an empty context: green threads copy the request's. Raises `RuntimeError`."""
     thread = threading.Thread(target=Context().run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
     thread.start()
     return thread
 
 
 def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a `daemon` that logs its exceptions. A store call in it raises `StoreError`."""
+    """Start a `daemon` that logs exceptions. Store calls raise `StoreError`."""
     try:
         return daemon(name, _run, target, *args)
     except RuntimeError as error:
@@ -50,7 +47,7 @@ class Pollable(Protocol):
     def poll(self) -> None: ...
 
     def forget(self) -> None:
-        """Assume a change, because the last poll was interrupted."""
+        """The last poll was interrupted, so assume a change."""
 
 
 class Poller:
@@ -68,7 +65,7 @@ class Poller:
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Start polling, or with ``in_children`` only in forked processes. The thread doesn't keep this object alive."""
+        """Start, or with ``in_children`` only in forks. Keeps no reference to this object."""
         self._is_wanted = True
         if in_children or self.is_running:
             return
@@ -77,12 +74,11 @@ class Poller:
             self._thread = daemon(self._name, _keep_looking, ref(self), self.seconds, self._ended)
 
     def stop(self) -> None:
-        """Stop until the next start."""
         self._is_wanted = False
         self._ended.set()
 
     def pause(self, seconds: float) -> bool:
-        """Stop, and wait so long for the thread. Return False if there is none."""
+        """Stop, and wait this long. False without a thread."""
         thread = self._thread
         if thread is None or not self.is_running or thread is threading.current_thread():
             return False
@@ -98,7 +94,7 @@ class Poller:
         self._is_looking = False
 
     def reset_after_fork(self) -> None:
-        """Restart in the child of a fork; repeat a poll that the fork interrupted."""
+        """Repeat a poll that the fork interrupted."""
         self._thread = None
         if self._is_looking:
             self._is_looking = False

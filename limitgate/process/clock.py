@@ -1,4 +1,4 @@
-"""Clocks, timers and tasks of event loops. Clocks and timers run while a test has frozen time."""
+"""Clocks, timers and tasks of event loops, which run while a test freezes time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _second_module_of_time() -> ModuleType:
-    """Return a second copy of module `time`, whose functions freezegun doesn't replace."""
+    """Its functions are those that freezegun doesn't replace."""
     spec = find_spec("time")
     if spec is None or spec.loader is None:
         raise ImportError("the module time has no loader", name="time")
@@ -32,12 +32,12 @@ monotonic: Callable[[], float] = _own_time.monotonic
 
 
 def asyncio_is_stopped() -> bool:
-    """True if a test replaced `time.monotonic`: then asyncio timers may never fire."""
+    """True if asyncio timers may never fire."""
     return type(time.monotonic) is not BuiltinFunctionType
 
 
 def loop_time(loop: asyncio.AbstractEventLoop) -> float:
-    """Seconds on the clock of an event loop, or of `monotonic` if it is frozen."""
+    """An event loop's clock, or `monotonic` if frozen."""
     return monotonic() if asyncio_is_stopped() else loop.time()
 
 
@@ -46,7 +46,7 @@ class Timer(Protocol):
 
 
 class _ThreadTimer:
-    """A timer of an event loop whose clock is frozen."""
+    """For an event loop with a frozen clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
         self._loop = loop
@@ -69,14 +69,14 @@ class _ThreadTimer:
 
 
 def call_later(loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> Timer:
-    """Call back on an event loop in an empty context, even if its clock is frozen."""
+    """Call back in an empty context, even with a frozen clock."""
     if asyncio_is_stopped():
         return _ThreadTimer(loop, seconds, callback)
     return loop.call_later(seconds, callback, context=Context())
 
 
 async def wait_within(work: asyncio.Future[Any], seconds: float) -> None:
-    """Wait for a task for at most ``seconds``, even if the loop's clock is frozen. Cancels nothing."""
+    """Wait, even with a frozen clock. Cancels nothing."""
     if not asyncio_is_stopped():
         await asyncio.wait([work], timeout=seconds)
         return
@@ -91,7 +91,7 @@ async def wait_within(work: asyncio.Future[Any], seconds: float) -> None:
 
 
 def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
-    """Return the running asyncio event loop. Raises a `ConfigError` naming ``what`` if there is none, as under trio."""
+    """Raises a `ConfigError` about ``what`` without asyncio, as under trio."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -103,8 +103,8 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
 
 
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that starts in the next loop iteration, with an empty context.
+    """Create a task that starts in the next iteration, with an empty context.
 
-    An eager task could end before its owner knows it. The context of the request would stay alive.
+    An eager task could end before its owner knows it; a request's context would stay alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())

@@ -1,4 +1,4 @@
-"""State that forks and pickles must not copy: locks, connections, threads."""
+"""State that forks and pickles must not copy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Forked(Protocol):
 
 class Resuming(Protocol):
     def after_fork(self) -> None:
-        """Go on in the parent with what ``before_fork`` has stopped."""
+        """Resume in the parent."""
 
 
 class Forking(Protocol):
     def before_fork(self) -> None:
-        """Wait until no thread of this object holds a lock that the child would inherit."""
+        """Wait until no thread holds a lock that the child would inherit."""
 
 
 _all: WeakSet[Forked] = WeakSet()
@@ -32,17 +32,17 @@ _resuming: WeakSet[Resuming] = WeakSet()
 
 
 def reset_in_children(forked: Forked) -> None:
-    """Call ``reset_after_fork`` in every forked child while the object lives."""
+    """Call ``reset_after_fork`` in forked children while the object lives."""
     _all.add(forked)
 
 
 def get_ready_for_forks(forking: Forking) -> None:
-    """Call ``before_fork`` before each fork while the object lives."""
+    """Call ``before_fork`` while the object lives."""
     _ready.add(forking)
 
 
 def resume_after_forks(resuming: Resuming) -> None:
-    """Call ``after_fork`` in the parent after each fork while the object lives."""
+    """Call ``after_fork`` in the parent while the object lives."""
     _resuming.add(resuming)
 
 
@@ -57,7 +57,6 @@ def _before_fork() -> None:
 
 
 def living(kind: type[T]) -> list[T]:
-    """Return the living objects of a class given to `reset_in_children`."""
     while True:
         try:
             return [each for each in _all if isinstance(each, kind)]
@@ -78,9 +77,9 @@ IN_MEMORY = "what it has counted is in the memory of this process, expected the 
 
 
 class Remade:
-    """Base of objects that are pickled and copied by their constructor arguments.
+    """Pickled and copied by constructor arguments.
 
-    Raises a `TypeError` that names an argument that can't be pickled, or state that the copy would lack.
+    Raises `TypeError` for unpicklable ones, or state that the copy would lack.
     """
 
     _made_of: tuple[Sequence[Any], Mapping[str, Any]]
@@ -92,12 +91,11 @@ class Remade:
 
     @property
     def made_of(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Arguments of the constructor."""
         return self._made_of
 
     @property
     def state_here(self) -> str:
-        """State that a copy would lack, with a remedy; empty if none."""
+        """State that a copy would lack, with a remedy."""
         return ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -136,7 +134,7 @@ class Remade:
 
 
 class Unpicklable:
-    """Base of objects that belong to one process."""
+    """Belongs to one process."""
 
     made_by: str
 
@@ -145,7 +143,7 @@ class Unpicklable:
 
 
 def unpicklable(made_by: str) -> TypeError:
-    """Return the error for a pickle or copy of an object that belongs to this process."""
+    """The error for a pickle or copy."""
     return TypeError(
         f"{made_by} cannot be pickled: its state is in the memory of this process, expected the call in each process"
     )

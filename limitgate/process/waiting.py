@@ -1,4 +1,4 @@
-"""Time for waiting requests. `limitgate.testing.frozen` replaces all of it; without it, frozen clocks raise `ConfigError`."""
+"""Time for waiting requests, replaced by `limitgate.testing.frozen`. Other frozen clocks raise `ConfigError`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from limitgate.errors import ConfigError
 from limitgate.process import clock
 
 SHORTEST = 0.001
-"""Shortest timer of event loops in seconds. An early timer is set again."""
+"""Shortest timer of event loops in seconds."""
 
 monotonic = clock.monotonic
 
 
 def require_running_clock() -> None:
-    """Raise `ConfigError` if a test has frozen time, because a wait would never end."""
+    """Raise `ConfigError` for frozen time: a wait would never end."""
     time_machine = sys.modules.get("time_machine")
     if not clock.asyncio_is_stopped() and (time_machine is None or not time_machine.escape_hatch.is_travelling()):
         return
@@ -33,7 +33,7 @@ def require_running_clock() -> None:
 
 
 def sleep(seconds: float, wake: Event | None = None) -> None:
-    """Sleep in this thread, at most until ``wake`` is set."""
+    """Sleep, at most until ``wake`` is set."""
     require_running_clock()
     if wake is None:
         time.sleep(seconds)
@@ -42,17 +42,15 @@ def sleep(seconds: float, wake: Event | None = None) -> None:
 
 
 async def asleep(seconds: float) -> None:
-    """Sleep on the event loop."""
     require_running_clock()
     await asyncio.sleep(seconds)
 
 
 def sleep_until(due_at: float) -> None:
-    """Sleep in this thread until a `monotonic` time."""
     while (left := due_at - monotonic()) > 0:
         sleep(left)
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Call back at a `monotonic` time, or slightly earlier; call `require_running_clock` first."""
+    """Call back, perhaps slightly early; call `require_running_clock` first."""
     return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

@@ -1,6 +1,6 @@
-"""Parses access logs: the common and combined formats, uvicorn's, and one JSON object per line.
+"""Parses access logs: common and combined formats, uvicorn's, and JSON.
 
-Logs may have millions of lines, so parsing works on bytes, and servers log when a response ends, so `TimeOrder` sorts.
+Parsing works on bytes, for millions of lines. Servers log at the end of a response, so `TimeOrder` sorts.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from limitgate.http.client_ip import canonical
 Format = Literal["combined", "common", "json"]
 
 LONGEST_LINE = 1 << 20
-"""Bytes. Longer lines are skipped."""
+"""Bytes; longer lines are skipped."""
 _TOO_LONG = b"-"
-"""In place of a longer line. No format parses it."""
+"""Replaces a longer line; no format parses it."""
 _REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
-"""Time, method, target and status. hypercorn omits ``HTTP/``."""
+"""Time, method, target, status. hypercorn omits ``HTTP/``."""
 _TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
 _PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
-"""The same after a virtual host, or a prefix of syslog, Docker or Kubernetes."""
+"""After a virtual host, or a prefix of syslog, Docker or Kubernetes."""
 _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
-"""After a client. A WebSocket has a target, and a status if it was refused."""
+"""After a client. A refused WebSocket has a status."""
 _IPV6_PORT = re.compile(rb"([0-9a-fA-F:.]*:[0-9a-fA-F.]+|[0-9a-fA-F:.]*::):([1-9][0-9]{4})")
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -45,25 +45,23 @@ _ISO_TIME = re.compile(
     rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
     rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
 )
-"""Of Docker, Kubernetes, rsyslog or Python's logging; UTC by default."""
+"""Docker, Kubernetes, rsyslog, Python's logging; UTC by default."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
 """RFC 3164, without a year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of the year 9999. Times in milliseconds exceed it."""
+"""End of 9999. Milliseconds exceed it."""
 _BLOCK = LONGEST_LINE
 
 
 class Entry(NamedTuple):
-    """A request of a log."""
-
     at: int
-    """Unix µs, often rounded down to seconds."""
+    """Unix µs, often of a whole second."""
     client: bytes
     method: str
     path: str
-    """Decoded, without the query."""
+    """Decoded, without query."""
     status: int | None = None
     headers: Mapping[str, str] | None = None
     """By lower-case name."""
@@ -73,15 +71,15 @@ Parse = Callable[[bytes], Entry | None]
 
 
 class TextParser:
-    """Parses the common, combined and uvicorn formats, after any prefix of a log driver."""
+    """Common, combined and uvicorn formats, after any prefix."""
 
     def __init__(self) -> None:
         self.untimed = 0
-        """Requests without a time, which have that of the previous line."""
+        """Requests with the previous line's time."""
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
-        """Parse a line; None if it has no request of a known client."""
+        """None without a request of a known client."""
         found = _TEXT.match(line)
         if found is not None and _is_address(found[1]):
             client, time, method, target, status = found.groups()
@@ -123,7 +121,7 @@ class TextParser:
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """The ident follows, which is ``-``, and the user, which clients choose, and which may contain blanks."""
+    """The ident, which is ``-``, and the user follow; the user may have blanks."""
     words = before.split()
     for client, ident in pairwise(words):
         if ident == b"-" and _is_address(client):
@@ -139,13 +137,12 @@ def _client_in(before: bytes) -> bytes | None:
 
 @lru_cache(maxsize=4096)
 def _is_address(word: bytes) -> bool:
-    """True for an address, also with a port."""
     word = _without_port(word)
     return canonical(word.decode("latin-1")) is not None
 
 
 def _without_port(client: bytes) -> bytes:
-    """Remove a port after an IPv6 address without brackets, as of uvicorn. Four digits may be part of the address."""
+    """An IPv6 address of uvicorn has no brackets. Four digits may be part of it."""
     if client.count(b":") < 2:
         return client
     found = _IPV6_PORT.fullmatch(client)
@@ -153,7 +150,7 @@ def _without_port(client: bytes) -> bytes:
 
 
 def _time_before(before: bytes) -> int | None:
-    """Unix µs from the prefix of a line."""
+    """Return the time in a line's prefix."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -170,7 +167,7 @@ def _time_before(before: bytes) -> int | None:
 
 
 def why_unread(line: bytes) -> str | None:
-    """Return why a line with a request is not parsed; None for a line without a request."""
+    """None for a line without a request."""
     text = _COLOURS.sub(b"", line)
     if not _ANY_REQUEST.search(text):
         return None
@@ -181,7 +178,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """Parse an object with ``time``, ``client``, ``method``, ``path``, and perhaps ``status`` and ``headers``."""
+    """With ``time``, ``client``, ``method``, ``path``, perhaps ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:
@@ -200,19 +197,18 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    """Docker's json-file driver, whose time applies to lines without their own."""
+    """Docker's time is for lines without their own."""
     untimed = _DOCKER.untimed
     found = _DOCKER(entry["log"].encode())
     return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
 
 
 def parser_of(form: Format) -> Parse:
-    """Return the parser of a format."""
     return parse_json if form == "json" else TextParser()
 
 
 def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """Detect the format of a log by its first lines. Raises `ConfigError`."""
+    """Detect the format by the first lines. Raises `ConfigError`."""
     forms: tuple[Format, ...] = ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
@@ -226,7 +222,7 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
 
 
 class Log:
-    """A file, optionally compressed by gzip, or standard input as ``-``. Raises `ConfigError` if it has no request."""
+    """A file, perhaps gzip, or ``-``. Raises `ConfigError` without a request."""
 
     def __init__(self, name: str, form: Format | None = None) -> None:
         self.name = name
@@ -236,16 +232,15 @@ class Log:
 
     @property
     def is_file(self) -> bool:
-        """True if the log can be read again."""
         return self.name != "-" and Path(self.name).is_file()
 
     @property
     def size(self) -> int:
-        """Bytes of the file; 0 if unknown."""
+        """Size in bytes; 0 if unknown."""
         return Path(self.name).stat().st_size if self.is_file else 0
 
     def blocks(self) -> Iterator[tuple[list[bytes], int]]:
-        """Yield the lines once, in blocks of thousands, each with the number of bytes read so far."""
+        """Yield blocks of thousands of lines, with the bytes read so far."""
         yield self._first, self._at
         for lines in self._blocks:
             yield lines, self._at
@@ -277,7 +272,7 @@ def _bounded(line: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def _time(text: bytes) -> int | None:
-    """Unix µs of a text such as ``17/May/2015:10:05:03 +0000``."""
+    """Parse a time such as ``17/May/2015:10:05:03 +0000``."""
     with suppress(ValueError):
         midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
         if hour < 24 and minute < 60 and second < 61:
@@ -290,7 +285,7 @@ _DOCKER = TextParser()
 
 @lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Unix seconds of a day such as ``17/May/2015``. Raises `ValueError`."""
+    """Parse a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -300,7 +295,7 @@ def _midnight(date: bytes, zone: bytes) -> int:
 
 @lru_cache(maxsize=4096)  # most requests of a log have the same few targets
 def _path(target: bytes) -> str:
-    """Decode the path of a target (RFC 9112 section 3.2) as servers do."""
+    """Decode a target's path (RFC 9112 section 3.2) as servers do."""
     if not target.startswith(b"/") and b"://" in target:
         target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
     path = target.partition(b"?")[0].partition(b"#")[0]
@@ -308,7 +303,7 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Unix µs from a number of seconds, or an ISO 8601 date. Raises `ValueError`."""
+    """Parse seconds or ISO 8601. Raises `ValueError`."""
     text = str(value)
     try:
         seconds = float(text)
@@ -321,21 +316,21 @@ def _json_time(value: object) -> int:
 
 
 def _within_range(at: int) -> int:
-    """Raises `ValueError` for Unix µs outside of the years 1970 to 9999."""
+    """Raises `ValueError` outside of 1970 to 9999."""
     if not 0 <= at < _LATEST:
         raise ValueError(f"{at} µs is before 1970 or after 9999")
     return at
 
 
 LATE = 120
-"""Seconds by which a line may be late, or it is decided at the current time of the clock."""
+"""Seconds; later lines are decided at the current time."""
 MOST = 500_000
-"""Requests kept for sorting."""
+"""Kept for sorting."""
 _at = itemgetter(0)
 
 
 class TimeOrder:
-    """Sorts requests that are almost in order. Requests with equal times keep their order."""
+    """Sorts almost ordered requests; stable."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[Entry]] = {}
@@ -344,7 +339,7 @@ class TimeOrder:
         self._next = 0
 
     def push(self, entry: Entry) -> Sequence[Entry]:
-        """Add a request, and return those that no later line can precede."""
+        """Return requests that no later line can precede."""
         second = max(entry.at // _SECOND, self._next)
         waiting = self._waiting.get(second)
         if waiting is None:
@@ -358,7 +353,6 @@ class TimeOrder:
         return [*self._until(min(self._waiting) + 1)] if self._count > MOST else ()
 
     def rest(self) -> Sequence[Entry]:
-        """Return the other requests."""
         return [*self._until(self._latest + 1)]
 
     def _until(self, end: int) -> Iterator[Entry]:

@@ -1,4 +1,4 @@
-"""Sends the entries of a log through a gate, on the log's clock, and counts. Several processes share a log by client."""
+"""Sends a log through a gate, on the log's clock. Processes share a log by client."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
 Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
-"""Method, path, peer and headers."""
 MOST_BUCKETS = 1 << 24
 """Effectively unbounded, as in Redis."""
 
 
 class Engine:
-    """Decides on the requests of a log, in order, as a gate with these rules would have.
+    """Decides on a log's requests in order, as a gate with these rules.
 
-    If the log has whole seconds, the requests of a second are simultaneous. Each request ends immediately, because logs have
-    no durations, so limits on requests in flight don't apply. A delayed request counts as admitted.
+    With whole seconds, a second's requests are simultaneous. Logs have no durations, so limits in flight don't apply. A delayed
+    request counts as admitted.
     """
 
     def __init__(
@@ -61,7 +60,6 @@ class Engine:
                     self.figures.rules.setdefault(rule.name, [0, 0])
 
     def decide(self, entry: Entry) -> bool:
-        """Decide on a request. True if it is admitted."""
         at, peer, method, path, status, headers = entry
         figures = self.figures
         self._now = max(self._now, at)
@@ -92,7 +90,7 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """The client as the gate counts it: without a port, and grouped by IPv6 network."""
+        """Return a client without port, grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
@@ -103,11 +101,10 @@ class Engine:
         return grouped(text, self._ipv6_prefix).encode("latin-1")
 
     def advance(self, at: int) -> None:
-        """Move the clock to Unix time in microseconds, unless it is later already."""
+        """Move the clock forward to a Unix time in µs."""
         self._now = max(self._now, at)
 
     def skip(self, line: bytes = b"") -> None:
-        """Count a line without a request."""
         self.figures.lines += 1
         self.figures.skipped += 1
         why = why_unread(line)
@@ -116,7 +113,6 @@ class Engine:
             self.figures.unread[why] = number + 1, first
 
     def finish(self) -> Figures:
-        """Return the figures of all requests so far."""
         for template, number in self._admitted.items():
             self.figures.count(_rules_of(template.charges), 0, number)
         self._admitted.clear()
@@ -143,7 +139,6 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 
 def _without_places(rules: RuleSet) -> RuleSet:
-    """Without limits on requests in flight."""
     timed = copy(rules)
     timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
@@ -161,12 +156,11 @@ def _is_counted_by_address(client: bytes) -> bool:
 
 
 def name_of(client: bytes) -> str:
-    """Decode a client."""
     return client.decode("utf-8", "backslashreplace")
 
 
 class _Peak:
-    """The most requests of one client in one period of the clock, in µs, which never goes back."""
+    """The most requests of a client in a period of the clock, in µs."""
 
     def __init__(self, period: int) -> None:
         self.highest = (0, b"")
@@ -184,57 +178,52 @@ class _Peak:
 
 
 class Figures:
-    """Requests of a log under one rule set. Those without a rule count as admitted."""
+    """Requests without a rule count as admitted."""
 
     def __init__(self) -> None:
         self.lines = 0
         self.skipped = 0
-        """Lines without a request that could be parsed."""
+        """Lines that could not be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
-        """By reason, the number of other lines with a request, and the first."""
+        """By reason: number of lines, and the first."""
         self.untimed = 0
         self.of_proxies = 0
-        """Requests under the address of a trusted proxy."""
+        """Requests under a trusted proxy's address."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
-        """Admitted and refused requests."""
         self.first: int | None = None
         self.last = 0
         self.peaks = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
 
     @property
     def requests(self) -> int:
-        """Number of requests."""
         return self.lines - self.skipped
 
     @property
     def refused(self) -> int:
-        """Of these, refused."""
         return self.refused_by.total()
 
     @property
     def admitted(self) -> int:
-        """Of these, admitted."""
         return self.requests - self.refused
 
     @property
     def unaddressed(self) -> list[bytes]:
-        """Clients that the log names otherwise than by an address."""
+        """Clients without an address."""
         return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
-        """Count requests for their rules: at place 0 as admitted, at 1 as refused."""
+        """Count requests at place 0 as admitted, at 1 as refused."""
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
     def clients(self, most: int) -> list[bytes]:
-        """Return the clients with most refusals, then most requests, as logged."""
+        """Return the clients with most refusals, then most requests."""
         requests, refused = self.requests_by, self.refused_by
         return nlargest(most, requests, key=lambda client: (refused[client], requests[client], client))
 
     def add(self, other: Figures) -> None:
-        """Add the figures of other clients."""
         self.refused_by.update(other.refused_by)
         for client, number in other.requests_by.items():
             self.requests_by[client] = self.requests_by.get(client, 0) + number
@@ -251,14 +240,12 @@ class Figures:
         self.of_proxies += other.of_proxies
 
     def highest(self) -> dict[str, dict[str, Any]]:
-        """Return the peaks by unit."""
         peaks = {unit: peak.highest for unit, peak in self.peaks.items()}
         return {
             unit: {"client": name_of(client) if count else None, "requests": count} for unit, (count, client) in peaks.items()
         }
 
     def as_json(self, most: int) -> dict[str, Any]:
-        """Return the figures for ``--json``."""
         return {
             "lines": self.lines,
             "skipped": self.skipped,
@@ -275,19 +262,15 @@ class Figures:
 
 
 Progress = Callable[[int], None]
-"""Receives the number of bytes read."""
 
 
 class Comparison(NamedTuple):
-    """Figures under the current rules, and under others."""
-
     figures: Figures
     tried: Figures | None = None
     newly_refused: int = 0
     newly_admitted: int = 0
 
     def added(self, other: Comparison) -> Comparison:
-        """Add figures of other clients."""
         self.figures.add(other.figures)
         if self.tried is not None and other.tried is not None:
             self.tried.add(other.tried)
@@ -296,21 +279,19 @@ class Comparison(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The clients of one process."""
-
     place: int
     among: int
     ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
-        """True if the share has a client. An IPv6 network belongs to one share."""
+        """An IPv6 network belongs to one share."""
         if b":" in client:
             client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place
 
 
 def counts_by_client(rules: RuleSet) -> bool:
-    """True if every rule counts by address, so that no clients share a bucket."""
+    """True if clients share no bucket."""
     every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
     return all("ip" in rule.key for rule in every)
 
@@ -318,7 +299,7 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Send a log, or a share of it, through one or two engines."""
+    """Send a log through one or two engines."""
     engines = [engine] if tried is None else [engine, tried]
     is_first = share is None or share.place == 0
     differing = [0, 0]
@@ -357,7 +338,7 @@ def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Pr
 
 
 def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
-    """Send a file through one or two rule sets, by path, in several processes."""
+    """In several processes, with one or two rule sets by path."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
         shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]

@@ -1,4 +1,4 @@
-"""Suggests the smallest limits that would have refused no request of a log, or almost none."""
+"""Suggests the smallest limits that refuse no request of a log, or almost none."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from limitgate.limits.template import PlainSpend
 
 UNITS = ("second", "minute", "hour", "day")
 TOLERATED = 1000
-"""One request of this many may be refused."""
+"""One refusal per this many requests."""
 _SECOND_US = 1_000_000
 
 
 class Arrivals:
-    """The times of each bucket's requests: eight bytes each, plus some 250 per bucket."""
+    """Times of requests per bucket: eight bytes each, plus 250 per bucket."""
 
     def __init__(self) -> None:
         self._of_rule: dict[str, dict[str, array[int]]] = {}
-        """In µs, by rule and key."""
+        """µs, by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
-        """Record a request, admitted or not, for all its buckets."""
+        """For all its buckets, admitted or not."""
         if isinstance(evidence, PlainSpend):
             charged = [(charge.rule, key) for charge, key in zip(evidence.template.charges, evidence.keys)]
         else:
@@ -39,7 +39,7 @@ class Arrivals:
             times.append(now)
 
     def suggestions(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return, by rule and unit, the smallest counts that refuse no request, and at most one in `TOLERATED`."""
+        """By rule and unit: counts that refuse none, and one in `TOLERATED`."""
         return {rule: _of_buckets(list(buckets.values())) for rule, buckets in self._of_rule.items()}
 
 
@@ -54,7 +54,7 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """Return the smallest count per ``period`` in µs that refuses no arrival, longest bucket first."""
+    """Per ``period`` in µs, longest bucket first."""
     count = 1
     for times in buckets:
         if len(times) <= count:
@@ -70,7 +70,7 @@ def _fits(times: Sequence[int], period: int, count: int) -> bool:
 
 
 def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all: int) -> int:
-    """Return the smallest count that refuses at most one request in `TOLERATED`. ``for_all`` refuses none."""
+    """Refuses one request in `TOLERATED`; ``for_all`` refuses none."""
     most = sum(map(len, buckets)) // TOLERATED
 
     def fits(count: int) -> bool:
@@ -85,9 +85,9 @@ def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all:
 
 
 def refused(times: Sequence[int], count: int, period: int, most: int) -> int:
-    """Return how many arrivals GCRA refuses. Stops after ``most + 1``.
+    """Return how many arrivals GCRA refuses, up to ``most + 1``.
 
-    Same arithmetic as `limitgate.algorithms.gcra`, in ticks of 1/count µs, with the count as burst.
+    Same arithmetic as `limitgate.algorithms.gcra`, with the count as burst.
     """
     room, debt, last, number = (count - 1) * period, 0, times[0], 0
     for now in times:

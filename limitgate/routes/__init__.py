@@ -1,7 +1,4 @@
-"""Lookup of routes before the framework's router runs, and of its error handlers.
-
-Each framework has a module, imported only if needed.
-"""
+"""Finds routes before the framework's router runs, and error handlers. Frameworks are imported if needed."""
 
 from __future__ import annotations
 
@@ -15,33 +12,28 @@ from limitgate.rules.decorators import Mark
 from limitgate.rules.rule import RuleSet
 
 Pattern = tuple[str, ...]
-"""Segments from `limitgate.http.paths.segments`."""
 
 
 class Route(NamedTuple):
-    """The route of a request."""
-
     template: str
-    """The path template with mount points."""
+    """With mount points."""
     marks: tuple[Mark, ...] = ()
-    """Decorators of the endpoint, empty if the router refuses the method."""
+    """Empty if the router refuses the method."""
 
 
 class Routes(Protocol):
-    """The routes of an application."""
-
     def decorated(self) -> bool:
-        """True if any endpoint has a decorator; every request then needs a route lookup."""
+        """True if every request needs a lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """Return None without a route, or for an unknown one."""
+        """None without a route, or an unknown one."""
 
     def version(self, request: Request) -> object:
-        """Return the same object while method, path and root path determine the route; None if they don't."""
+        """The same object while method and path determine the route; None if they don't."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
-    """Return mount paths that the router matches by text prefix, as ``/files`` for ``/filesadmin``."""
+    """Mounts that match by prefix, as ``/files`` for ``/filesadmin``."""
     mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
     return mounts()
 
@@ -53,13 +45,13 @@ def fills_with_nothing(routes: Routes) -> bool:
 
 
 def check_of(routes: Routes) -> Callable[[RuleSet], None]:
-    """Return the check of rules that these routes need; it raises `ConfigError`."""
+    """Checks rules. Raises `ConfigError`."""
     check: Callable[[RuleSet], None] = getattr(routes, "check", lambda _: None)
     return check
 
 
 class NoRoutes:
-    """Routes of an application that only rules cover. See `mounts_of` and `fills_with_nothing`."""
+    """Only rules cover the application."""
 
     def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
         self.mounts = mounts
@@ -81,12 +73,11 @@ def is_falcon(app: object) -> bool:
 
 STATUS = 429
 ERRORS = tuple(kind for kind in RateLimited.__mro__ if issubclass(kind, LimitGateError))
-"""Errors with possible handlers, the most specific first."""
+"""With possible handlers, most specific first."""
 _KEYS = (*ERRORS, STATUS)
 
 
 def application_behind(app: Any) -> Any:
-    """Return the framework application behind a gate and other middleware."""
     seen: set[int] = set()
     while app is not None:
         owner = getattr(app, "__self__", app)  # for methods such as Quart.asgi_app
@@ -100,7 +91,7 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """Return the handler of refusals from handlers by error or status."""
+    """Return the handler of refusals, by error or status."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

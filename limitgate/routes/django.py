@@ -26,8 +26,6 @@ from limitgate.rules.rule import Rule
 
 
 class DjangoRoutes:
-    """The routes of ``ROOT_URLCONF``, and of URLconfs that middleware sets."""
-
     def __init__(self) -> None:
         self._tables: dict[Any, _Table] = {}
 
@@ -44,7 +42,7 @@ class DjangoRoutes:
             return True
 
     def find(self, request: Request) -> Route | None:
-        """Returns None if a converter raises."""
+        """None if a converter raises."""
         django = getattr(request, "django", None)
         try:
             return self._table(getattr(django, "urlconf", None)).find(django)
@@ -131,7 +129,7 @@ def _lists(resolver: Any) -> Iterator[Sequence[Any]]:
 
 
 def _is_by_path(pattern: Any) -> bool:
-    """True if a pattern and its converters are Django's own, and not translated."""
+    """True for a pattern of Django's own that isn't translated."""
     if type(pattern) not in (URLPattern, URLResolver):
         return False
     route = pattern.pattern
@@ -140,7 +138,7 @@ def _is_by_path(pattern: Any) -> bool:
 
 
 _TEXTS = {RoutePattern: "_route", RegexPattern: "_regex"}
-"""Attributes with the pattern's text, not a `str` if translated."""
+"""The pattern's text; not a `str` if translated."""
 _CONVERTERS = "django.urls.converters"
 
 
@@ -157,13 +155,13 @@ def _marks(view: Any, method: str) -> tuple[Mark, ...]:
 
 
 def _allowed(view: Any) -> Any:
-    """Return the lower-case methods of a class-based view, from ``as_view`` or its class."""
+    """Return the lower-case methods of a class-based view."""
     told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
     return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
 
 
 def routes_of(urlconf: Any = None) -> list[Listed]:
-    """Return the routes of a URLconf (default ``ROOT_URLCONF``) and its includes."""
+    """Of a URLconf (default ``ROOT_URLCONF``) with includes."""
     resolver = get_resolver(urlconf)
     return [
         Listed(
@@ -189,7 +187,7 @@ def _limits_of_throttles(view: Any, _: str) -> tuple[Rule, ...]:
 
 
 def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:
-    """Yield display templates, pattern templates and views. ``around`` has the ids of the including lists."""
+    """Templates for display and matching, and views. ``around`` has ids of outer lists."""
     for pattern in resolver.url_patterns:
         route = pattern.pattern
         text = getattr(route, "_route", None) if type(route) is RoutePattern else None
@@ -202,7 +200,6 @@ def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> I
 
 
 def _methods(view: Any) -> tuple[str, ...]:
-    """Any method for a function; HEAD only without GET."""
     actions = getattr(view, "actions", None)
     allowed = [name for name in _allowed(view) or () if hasattr(class_of(view), name)]
     names = {name.upper() for name in actions or allowed}
@@ -211,7 +208,7 @@ def _methods(view: Any) -> tuple[str, ...]:
 
 
 def _takes(resolver: Any, shown: str, path: str) -> bool:
-    """True if Django resolves a path, or its redirect with a slash, to this template."""
+    """True if Django resolves a path, or its redirect with a slash."""
     for each in (path, f"{path}/"):
         with contextlib.suppress(Exception):
             return bool(f"/{resolver.resolve(each).route.removeprefix('^')}" == shown)

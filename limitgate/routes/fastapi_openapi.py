@@ -1,6 +1,6 @@
-"""Documents the 429 of limited operations in FastAPI's OpenAPI documents.
+"""Documents the 429 of limited operations in FastAPI's OpenAPI.
 
-`limitgate.fastapi` or a `LimitGate` enables it. Gates are built at the first request; earlier documents use their options.
+`limitgate.fastapi` or a `LimitGate` enables it. Before the first request, it uses the options of gates to be built.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from limitgate.rules.settings import GateSettings
 
 class _Gate(NamedTuple):
     tiers: tuple[Sequence[Rule], ...]
-    """Rules by tier, empty if the gate never refuses."""
+    """By tier; empty if the gate never refuses."""
     styles: Sequence[Style]
     is_problem: bool
-    """False if ``on_denied`` or a handler of the application makes the body."""
+    """False if the application makes the body."""
 
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
@@ -103,7 +103,7 @@ def _takes(app: Any, route: Any, method: str, path: str) -> bool:
 
 
 def _gates_of(app: Any) -> list[_Gate]:
-    """Return one gate without rules if none is known."""
+    """A gate without rules if none is known."""
     entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
     for entry in entries:
         if entry not in _gates:
@@ -128,12 +128,12 @@ def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
 
 
 def _is_gate(middleware: Any) -> bool:
-    """True for `LimitGate` and subclasses; importing the class would be circular."""
+    """Importing the class would be circular."""
     return isinstance(middleware, type) and any(base.__module__ == "limitgate.middleware" for base in middleware.__mro__)
 
 
 def _gate_with(options: Mapping[str, Any]) -> _Gate:
-    """Building the gate reports errors in these options."""
+    """Reports errors in options."""
     try:
         settings = GateSettings(**options)
     except (ConfigError, TypeError):
@@ -153,8 +153,6 @@ def _tiers(rules: object) -> tuple[Sequence[Rule], ...]:
 
 
 PROBLEM = "LimitGateProblem"
-"""Name of `PROBLEM_SCHEMA` in a document."""
-
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": PROBLEM,
     "description": "A refusal by a rate limit, as a problem of RFC 9457.",
@@ -174,7 +172,7 @@ Headers = dict[str, dict[str, Any]]
 
 
 def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
-    """Return the 429 of an operation that ``rules`` limit. ``is_problem`` is true if `PROBLEM_SCHEMA` describes the body."""
+    """``is_problem``: `PROBLEM_SCHEMA` describes the body."""
     wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
     for style in styles:

@@ -1,4 +1,4 @@
-"""The routes of Flask, alone or behind Werkzeug's dispatcher."""
+"""Routes of Flask, also behind Werkzeug's dispatcher."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ from limitgate.routes import NoRoutes, Pattern, Route, Routes, is_falcon
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LOOK_EVERY = 1.0
-"""Seconds between comparisons of all views, after Flask's first request."""
+"""Seconds between comparisons of views."""
 LONGEST_HOST = 260
-"""Maximum characters of a host name (RFC 1035 section 2.3.4) with port."""
+"""Characters with port (RFC 1035 section 2.3.4)."""
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
 
 
 class FlaskRoutes:
-    """The routes of a Flask application."""
-
     def __init__(self, app: Any) -> None:
         self._app = app
         self._views: dict[str, Any] = {}
@@ -49,7 +47,7 @@ class FlaskRoutes:
         self._views = views  # last, because other threads then skip reading
 
     def find(self, request: Request) -> Route | None:
-        """Returns None if a converter raises."""
+        """None if a converter raises."""
         environ = self._with_a_short_host(request.environ or {})
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
@@ -61,10 +59,7 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """None if the host matters.
-
-        Detects new views and rules immediately, replaced views within `LOOK_EVERY` seconds.
-        """
+        """None if the host matters. Detects replaced views within `LOOK_EVERY` seconds, others at once."""
         app = self._app
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
@@ -93,7 +88,7 @@ class FlaskRoutes:
 
 
 class DispatchedRoutes:
-    """The routes behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
+    """Behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
 
     def __init__(self) -> None:
         self.default: Routes = NoRoutes()
@@ -113,7 +108,7 @@ class DispatchedRoutes:
         return [routes for routes in found if not isinstance(routes, DispatchedRoutes)]
 
     def find(self, request: Request) -> Route | None:
-        """The template leaves out mounts that lead back."""
+        """Return the route; its template omits mounts that lead back."""
         environ = dict(request.environ or {})
         routes: Routes = self
         entered: dict[int, str] = {}
@@ -139,7 +134,7 @@ class DispatchedRoutes:
         return self._version
 
     def prefix_of(self, path: str) -> str:
-        """Return the longest mounted prefix of a path, as the dispatcher does, or the text before the first slash."""
+        """The longest mounted prefix, or the text before the first slash."""
         prefixes = [prefix for prefix in self.mounted if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
         return max(prefixes, key=len, default=path.partition("/")[0])
 
@@ -149,7 +144,7 @@ def wsgi_routes(app: Any) -> Routes:
 
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
-    """``known`` has the routes of outer dispatchers."""
+    """``known``: routes of outer dispatchers."""
     flask: Any = None
     passed = []
     while app is not None:
@@ -171,7 +166,7 @@ def _routes(app: Any, known: dict[int, Routes]) -> Routes:
 
 
 def pattern_of(routes: Any, rule: Any) -> Pattern:
-    """Convert a Werkzeug rule to segments: `ANY` for one variable segment, `REST` for several."""
+    """`ANY` for one variable segment, `REST` for several."""
 
     def placeholder(variable: re.Match[str]) -> str:
         converter = routes.converters.get(variable["converter"] or "default")

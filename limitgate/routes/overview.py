@@ -1,4 +1,4 @@
-"""A table of routes and their limits for operators."""
+"""A table of routes and limits for operators."""
 
 from __future__ import annotations
 
@@ -16,34 +16,27 @@ Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""Methods to show for a route that accepts any."""
+"""For a route that accepts any."""
 _HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
 
 
 class Listed(NamedTuple):
-    """A route of an application."""
-
     template: str
-    """In the framework's syntax."""
     pattern: tuple[str, ...]
-    """As from `limitgate.http.paths.segments`."""
     methods: tuple[str, ...]
-    """HEAD only without GET; OPTIONS is shown only alone."""
+    """HEAD only without GET; OPTIONS only alone."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """Decorators and late limits by method."""
+    """By method, with late limits."""
     takes: Callable[[str], bool]
-    """True if the router chooses this route for a matching path."""
+    """True if the router chooses this route for the path."""
     late: Callable[[str], tuple[Rule, ...]] = lambda _: ()
-    """Limits by method behind the gate: those of dependencies or throttles."""
+    """Limits of dependencies or throttles, by method."""
 
 
 class Applied(NamedTuple):
-    """A rule or exemption that applies to a route."""
-
     rule: Rule | Literal["exempt"]
-    """A rule, also from a decorator, or ``exempt``."""
     wholly: bool
-    """True if it covers all paths of the route."""
+    """True if all paths of the route are covered."""
 
     @property
     def is_certain(self) -> bool:
@@ -52,8 +45,6 @@ class Applied(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A rule of a route for some methods and tiers."""
-
     template: str
     methods: list[str]
     tiers: list[str]
@@ -62,11 +53,11 @@ class Entry(NamedTuple):
 
 
 Mounted = tuple[RuleSet, Sequence[Listed]]
-"""The rules of a mounted application's gate, and its routes: only templates include the mount."""
+"""Rules of a mounted gate, and its routes."""
 
 
 def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> str:
-    """Format the limits of all routes as a table, then list the rules that match no route."""
+    """A table of routes, then rules that match none."""
     parts = [_aligned(_HEADS, _rows(gates, routes, mounted))] if routes else []
     idle = [
         (rule.name, listed(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
@@ -79,7 +70,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """Return the rules and decorators that apply to a route's method; exemptions for all its paths come alone."""
+    """By method; exemptions for all paths come alone."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
@@ -87,7 +78,7 @@ def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applie
 
 
 def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied]:
-    """Remove rules that another rule always replaces."""
+    """Remove rules that are always replaced."""
     decorators = [mark for mark in marks if mark != "exempt"]
     decorating = set(map(id, marks))
     listed = [each.rule for each in found if each.rule != "exempt" and id(each.rule) not in decorating]
@@ -101,7 +92,7 @@ def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """Return the rules that match no route, each with its first tier, except deny rules."""
+    """Rules except deny rules, each with its first tier."""
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
@@ -132,10 +123,7 @@ def _class_of(method: str) -> str:
 
 
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
-    """Return the rules of each route by gate, outermost first, grouped by methods and tiers, each rule once.
-
-    The outermost gate decides decorators, every gate exemptions.
-    """
+    """By gate, outermost first, grouped by methods and tiers. The outermost gate decides decorators, each gate exemptions."""
     found = list(_entries(gates[0], routes)) if gates else []
     for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:
         further = [each for each in _entries(rules, [_within(route) for route in its_routes]) if each.applied is not None]
@@ -263,7 +251,6 @@ def _new(row: Row, above: Row) -> Row:
 
 
 def _aligned(heads: Sequence[str], rows: Sequence[Row]) -> str:
-    """Format a table without empty columns."""
     columns = [tuple(map(printable, column)) for column in zip(heads, *rows) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     columns = [(head, "-" * width, *cells) for (head, *cells), width in zip(columns, widths)]

@@ -35,13 +35,13 @@ class Caller:
     """
 
     id: str
-    """Identity of the user, customer or application, used by the key part ``caller``. Not empty."""
+    """Identity, used by the key part ``caller``. Not empty."""
     tier: str
-    """Tier whose rules apply; ``default`` if omitted or if no rule names the tier."""
+    """Tier; ``default`` if omitted or unknown."""
     limits: Mapping[str, Given] = field(hash=False)
-    """Own limits by rule name instead of those of the rule: text, a `Limit`, a list of them, or None for no limit."""
+    """Own limits by rule name: text, a `Limit`, a list, or None for no limit."""
     priority: Priority
-    """``high``, ``normal`` or ``low``, for rules with a ``reserve``; ``normal`` if omitted."""
+    """``high``, ``normal`` (default) or ``low``, for rules with a ``reserve``."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Check types only. Invalid text is reported with the request."""
+    """Invalid text is reported with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")
@@ -104,23 +104,23 @@ def _by_rule(value: object) -> dict[str, tuple[Limit, ...]]:
 
 
 class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """A caller that a rule file lists, identified by an API key's digest or by headers."""
+    """A caller in a rule file."""
 
     id: Text
-    """Name of the caller: the ``caller`` part of keys."""
+    """Name: the ``caller`` part of keys."""
     api_key: StrictStr | None = None
-    """``sha256:`` and the 64 hex digits of the key's SHA-256."""
+    """``sha256:`` and the key's SHA-256 in 64 hex digits."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
-    """Headers that must all have these values. Accepted only from clients that are in ``trusted_proxies``."""
+    """Headers that must all match. Accepted only from ``trusted_proxies``."""
     set_by_proxy: StrictBool = False
-    """Accept the headers from a proxy in ``trusted_proxies``, which must set them and strip those of clients."""
+    """Accept headers from trusted proxies, which must set them and strip those of clients."""
     tier: Text | None = None
-    """Tier of the caller; that of the file if omitted."""
+    """Tier; that of the file if omitted."""
     priority: Priority = NORMAL
-    """High: may use the ``reserve`` of rules. Normal: may not. Low: twice the ``reserve`` is withheld."""
+    """High may use the ``reserve`` of rules; normal may not; low loses twice as much."""
 
     limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
-    """Own limits by rule name, each a limit or a list. They replace the limits of the rule."""
+    """Own limits by rule name, each a limit or a list, instead of the rule's."""
 
     @field_validator("api_key")
     @classmethod
@@ -139,8 +139,6 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
 
 
 class Callers:
-    """Finds the listed caller of a request. Raises `ConfigError` if two callers have the same key or headers."""
-
     def __init__(self, listed: Iterable[KnownCaller] = ()) -> None:
         self._by_key: dict[bytes, list[tuple[bytes, Caller]]] = {}
         self._by_header: list[tuple[dict[str, str], Caller, bool]] = []
@@ -170,28 +168,26 @@ class Callers:
 
     @property
     def list_keys(self) -> bool:
-        """True if API keys are listed, so that an unlisted key counts as no key."""
+        """Unlisted keys then count as none."""
         return bool(self._by_key)
 
     def every(self) -> list[Caller]:
-        """Return the listed callers."""
         callers = [caller for alike in self._by_key.values() for _, caller in alike]
         return callers + [caller for _, caller, _ in self._by_header]
 
     def named(self, name: str) -> Caller | None:
-        """Return the listed caller with this id."""
         return next((caller for caller in self.every() if caller.id == name), None)
 
     def __bool__(self) -> bool:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """Return the caller with this API key, which is text, or a header decoded as latin-1."""
+        """``api_key`` is text, or a header decoded as latin-1."""
         match = self._match(api_key)
         return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """Return the hex digest of a listed API key, whatever its encoding."""
+        """Hex digest of a listed key, whatever its encoding."""
         match = self._match(api_key)
         return match[0].hex() if match else None
 
@@ -205,7 +201,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that headers of a trusted client identify, or of any client if a proxy sets them."""
+        """By headers of a trusted client, or of any client if a proxy sets them."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers
@@ -223,7 +219,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """In constant time. Longer values than `_LONGEST` never match."""
+    """Compare in constant time, up to `_LONGEST`."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

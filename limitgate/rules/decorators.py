@@ -1,7 +1,7 @@
 """``@limit`` and ``@exempt``: limits declared beside the code.
 
-A decorator marks its endpoint. The gate decides on the marks of a request's endpoint together with the rules, before the body
-is read. Without a gate, the decorated endpoint raises `ConfigError`.
+A decorator marks its endpoint. The gate decides on marks together with rules. Without a gate, the endpoint raises
+`ConfigError`.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
 _OUTER = "__limitgate_outer__"
-"""On a function: its outermost wrapper by ``@limit`` or ``@exempt``."""
+"""On a function: its outermost wrapper."""
 _STACKED = "__limitgate_stacked__"
-"""On a wrapper: only decorators below it can refer to the wrapped function."""
+"""On a wrapper: only decorators below refer to the function."""
 _ROUTED = "__limitgate_routed__"
 """On a wrapper: an application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 _CONNECTS = "on_connect"
-"""Method of Starlette's class-based endpoints that each WebSocket calls."""
+"""Of Starlette's class-based endpoints."""
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
-"""Marks that a gate has decided on for the current request; None outside of requests, or if there were none."""
+"""Decided for this request; None outside of requests."""
 notes_none = False
-"""Off, because it costs as much as computing a key."""
+"""Off: it costs as much as a key."""
 
 
 def note_none() -> None:
-    """Set `decided_marks` for requests without marks, too, from now on."""
+    """Set `decided_marks` for all requests from now on."""
     global notes_none  # noqa: PLW0603 - affects every request
     notes_none = True
 
@@ -68,8 +68,6 @@ _LONGEST = 40
 
 
 class _Everything:
-    """Contains every mark."""
-
     def __contains__(self, mark: object) -> bool:
         return True
 
@@ -81,8 +79,7 @@ def limit(*limits: AnyLimit, name: str | None = None, **options: Unpack[LimitOpt
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based view, or one of its methods.
 
     Takes the arguments of `Rule`, and stacks. Without ``name``, each endpoint has its own limit, such as ``login-3f9ac1``.
-    Endpoints with the same name share buckets and slots. Raises `ConfigError` like `Rule`. The decorated endpoint raises it
-    without a gate.
+    Endpoints with the same name share it. Raises `ConfigError` like `Rule`, as does the endpoint without a gate.
     """
     check_names("limit", options, LimitOptions)
     for given in filter(gives_limits, limits):
@@ -105,13 +102,12 @@ def limit(*limits: AnyLimit, name: str | None = None, **options: Unpack[LimitOpt
 
 
 def _parsed(value: Any) -> Any:
-    """Return a limit, with its own cost if it has one."""
     limit, cost = own_cost(value)
     return limit_of_rule(limit) if cost is NO_COST else (limit_of_rule(limit), cost)
 
 
 class _Endpoint:
-    """Makes FastAPI report ``Depends(limit(...))`` as an error."""
+    """FastAPI then reports ``Depends(limit(...))``."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -124,8 +120,7 @@ show_options(limit, LimitOptions, DEFAULTS)
 def exempt(endpoint: F = _NO_ENDPOINT) -> F:
     """Exempt an endpoint from every rule: no decision, no headers, no charge. Use without parentheses.
 
-    The exemption covers what is routed as ``exempt(endpoint)``, not other routes of the endpoint, nor subclasses. Place it
-    below the route decorator.
+    Covers what is routed as ``exempt(endpoint)``, not other routes nor subclasses. Place it below the route decorator.
     """
     if endpoint is _NO_ENDPOINT:
         raise ConfigError("@exempt takes no parentheses, expected @exempt on a line above the endpoint")
@@ -151,7 +146,7 @@ def _twin(endpoint: Any) -> Any:
 
 
 def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
-    """Return the marks on an endpoint, and on the handler of ``method`` (as sent) in a class-based one."""
+    """Marks on an endpoint, and on a class-based one's handler of ``method`` (as sent)."""
     marks = _marks_behind(endpoint)
     while isinstance(endpoint, functools.partial):
         endpoint = endpoint.func
@@ -165,7 +160,7 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
-    """If a wrapper without `functools.wraps` holds several callables, any may run: all limits apply, but no exemption."""
+    """Any callable of a wrapper without `functools.wraps` may run: all limits apply, no exemption."""
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
     for wrapper, is_only in waiting:
@@ -179,7 +174,7 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """An object wraps its ``__call__``, or if that has no marks, the only callable among its attributes."""
+    """An object wraps its ``__call__``, or else its only callable attribute with marks."""
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
     function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
@@ -202,7 +197,7 @@ def _value_in(cell: Any) -> Any:
 
 
 def _is_callable(value: Any) -> bool:
-    """By type only, because a proxy may run code when it is asked."""
+    """A proxy may run code when asked, so by type."""
     kind = type(value)
     if issubclass(kind, FunctionType | MethodType | functools.partial):
         return True
@@ -211,7 +206,7 @@ def _is_callable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """Closure variables that are arguments, as the endpoint of a decorator is, but not another view in a factory."""
+    """Closure variables that are arguments, as of a decorator, unlike views of a factory."""
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)
@@ -224,7 +219,6 @@ def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
 
 
 def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
-    """Code of the enclosing functions, outermost first."""
     for each in outermost.co_consts:
         if each is code:
             return [outermost]
@@ -234,7 +228,7 @@ def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
 
 
 def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
-    """Subclasses inherit limits, but not exemptions."""
+    """Subclasses inherit limits only."""
     marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
     if inspect.isclass(endpoint) and "exempt" not in vars(endpoint).get(_MARKS, ()):
         return tuple([mark for mark in marks if mark != "exempt"])
@@ -242,7 +236,7 @@ def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def class_of(endpoint: Any) -> Any:
-    """Return the class of a class-based view of Flask, Django or REST framework, or the endpoint."""
+    """The class of a Flask, Django or REST framework view, or the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
             if inspect.isclass(view_class := getattr(endpoint, name, None)):
@@ -251,7 +245,7 @@ def class_of(endpoint: Any) -> Any:
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """View sets of REST framework map methods to handlers by ``actions``."""
+    """REST framework's view sets map methods by ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
@@ -262,12 +256,11 @@ def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
 
 
 def has_marks(endpoint: Any) -> bool:
-    """True if an endpoint, or any method of a class-based one, is marked."""
     return bool(_marks_within(endpoint))
 
 
 def limits_on(endpoint: Any) -> list[Rule]:
-    """Return the limits on an endpoint, and on all methods of a class-based one."""
+    """Also on methods of a class-based endpoint."""
     return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 
@@ -279,7 +272,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """Record that an application routes to this endpoint, and to the functions it wraps."""
+    """An application routes to this endpoint, and to the functions that it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):
@@ -288,9 +281,9 @@ def note_routed(endpoint: Any) -> None:
 
 
 def effective(endpoint: Any) -> Any:
-    """Return the endpoint with the decorators above it, unless an application routes to the decorated one.
+    """The endpoint with decorators above, unless an application routes to the decorated one.
 
-    A limit between two route decorators applies to both routes if nothing else can refer to the endpoint.
+    A limit between two route decorators applies to both if nothing else refers to the endpoint.
     """
     function = getattr(endpoint, "__func__", endpoint)
     below = made = function
@@ -303,7 +296,7 @@ def effective(endpoint: Any) -> Any:
 
 
 def _is_being_defined(endpoint: Any) -> bool:
-    """True if a module does not have the endpoint yet, so only decorators above can refer to it."""
+    """Only decorators above can refer to an endpoint that its module lacks."""
     name = getattr(endpoint, "__qualname__", "<object>")
     if "<" in name:  # defined in a function, or a lambda
         return False
@@ -321,14 +314,14 @@ def _note_outer(endpoint: Any, made: Any) -> None:
 
 
 def _without_notes(made: F) -> F:
-    """``functools.wraps`` has copied notes of the wrapped function."""
+    """``functools.wraps`` copied them."""
     for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
 
 
 def _guarded(endpoint: Any, rule: Rule) -> Any:
-    """Objects stay objects, because Starlette treats functions differently."""
+    """Objects stay objects: Starlette treats functions differently."""
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
         if not dispatchers:
@@ -346,7 +339,7 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
 
 
 class _Called:
-    """Forwards everything except calls to another object."""
+    """Forwards all but calls."""
 
     def __init__(self, called: Any) -> None:
         self.__wrapped__ = called
@@ -358,7 +351,7 @@ class _Called:
 
 
 def _named_like(made: Any, endpoint: Any) -> Any:
-    """Frameworks name routes by the name of the endpoint."""
+    """Frameworks name routes by endpoints."""
     function = endpoint
     while isinstance(function, functools.partial):
         function = function.func
@@ -387,7 +380,7 @@ def _check(rule: Rule) -> None:
 
 
 def without_a_gate(rule: Rule) -> None:
-    """Raise `ConfigError` for a limit reached without a gate, unless LimitGate is disabled."""
+    """Raise `ConfigError`, unless LimitGate is disabled."""
     if switch.null_store is not None:
         return
     from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - needed for errors only
@@ -403,7 +396,7 @@ def without_a_gate(rule: Rule) -> None:
 
 
 def _check_is_real(endpoint: Any) -> None:
-    """``@limit`` without parentheses takes the endpoint for a limit, and then decorates the first request."""
+    """``@limit`` without parentheses takes the endpoint for a limit, then decorates the first request."""
     if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
         raise ConfigError(
             f"{type(endpoint).__qualname__} has routes and is not an endpoint, expected a rule with their path, such as "
@@ -438,7 +431,7 @@ def _place_of(endpoint: Any) -> tuple[str, str]:
 
 
 def place_named(module: str, name: str) -> str:
-    """Return a name such as ``login-3f9ac1``: unique, and the same in every process."""
+    """Such as ``login-3f9ac1``: unique, and equal in all processes."""
     digits = hashlib.sha256(f"{module}.{name}".encode()).hexdigest()[:6]
     short = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST:].lstrip('._-') or 'limit'}-{digits}"
     _places[short] += 1

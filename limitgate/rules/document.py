@@ -1,4 +1,4 @@
-"""YAML documents that know the line of each field. Files may be hostile, so everything is bounded, and no tag runs code."""
+"""YAML documents with lines of fields. Files may be hostile: all is bounded, no tag runs code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""Text in YAML 1.1 that is a number in YAML 1.2 or JSON, or that has an octal 8 or 9."""
+"""A number in YAML 1.2 or JSON, but not in YAML 1.1, or octal with 8 or 9."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _LONGEST = 40  # characters
 _LARGEST = 1e15  # larger floats have an exponent
@@ -25,7 +25,7 @@ _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
 def _misread(node: Any, field: Field) -> str | None:
-    """Explain a number that is not decimal. Omits secrets."""
+    """Explain a number that isn't decimal, without secrets."""
     text = node.value
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
         return None
@@ -44,7 +44,7 @@ def _misread(node: Any, field: Field) -> str | None:
 
 
 def _hint(node: Any, message: str) -> str:
-    """Explain other values that YAML reads differently than people, for the end of a message."""
+    """Explain values that YAML reads differently than people."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
@@ -75,7 +75,7 @@ def _decimal(text: str) -> str:
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_NUMBER = 100
-"""Characters of any value other than text. No valid value is longer."""
+"""Characters, except of text."""
 
 _CURES = {
     "another document": "expected --- only at the top, because each tier has its own file",
@@ -117,15 +117,15 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return at most one byte more than a rule file may have. Raises `OSError`."""
+    """At most one byte too many. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
 
 class Document:
-    """A YAML document. Raises `ConfigError` for a file that is none.
+    """A YAML document. Raises `ConfigError`.
 
-    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports these and non-decimal numbers.
+    ``data`` omits duplicated, nameless and empty fields; ``mistakes`` reports them.
     """
 
     def __init__(self, file: Path) -> None:
@@ -160,18 +160,17 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """Free the lines one by one. Freeing the whole tree in one step would block all threads."""
+        """One by one: freeing the tree at once blocks all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()
 
     def mistake(self, field: Field, message: str) -> ConfigError:
-        """Return an error with this file, the field, and its line."""
         node, line = self._find(field)
         return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node, message)}", field)
 
     def line_of(self, field: Field) -> int:
-        """Return the line of a field, or of the nearest enclosing field if it is missing, counted from 1."""
+        """Line of a field or its nearest parent, from 1."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
@@ -187,7 +186,6 @@ class Document:
         return ConfigError.in_file(str(self.file), line, field, message)
 
     def _check(self, field: Field, node: Any, budget: list[int]) -> None:
-        """Remove duplicated, nameless and empty fields."""
         budget[0] -= 1
         if budget[0] < 0:
             raise self._mistake(None, f"more than {MAX_NODES} values, expected fewer (aliases count each time)")

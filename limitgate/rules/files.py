@@ -1,4 +1,4 @@
-"""Loads rule files, with their tests. Every `ConfigError` names the file, line and field."""
+"""Loads rule files with tests. A `ConfigError` names file, line and field."""
 
 from __future__ import annotations
 
@@ -41,40 +41,35 @@ def _duration(value: object) -> object:
 
 
 class Given(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """The request of a test, and its time."""
+    """Request and time of a test."""
 
     path: Annotated[StrictStr, _like(lambda path: path.startswith("/"), "a request path, expected for example '/login'")]
-    """Path of the request, with or without a query."""
+    """Path, with or without a query."""
     method: Annotated[StrictStr, _like(METHOD.fullmatch, "a method, expected for example POST")] = "GET"
-    """Method of the request; GET if omitted."""
+    """Method; GET if omitted."""
     ip: Annotated[StrictStr, _like(canonical, _ADDRESS)] = "192.0.2.1"
-    """Address of the peer, which is the client unless it is a trusted proxy; 192.0.2.1 if omitted."""
+    """Address of the peer; 192.0.2.1 if omitted."""
     headers: dict[StrictStr, StrictStr] = {}
-    """Headers of the request by name; none if omitted."""
+    """Headers by name; none if omitted."""
     at: Annotated[float | None, Field(strict=True, ge=0, le=_LATEST), BeforeValidator(_duration)] = None
-    """Time of the request: seconds, or text such as ``2m``, after the clock of the tests starts.
-
-    The time of the previous request if omitted.
-
-    The clock starts at midnight UTC on January 1, 2026, which is also the start of a month.
+    """Seconds, or text such as ``2m``, since the start of the tests: midnight UTC on January 1, 2026. If omitted, the time of
+    the previous request.
     """
 
 
 class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """The expected decision. Only the given fields are compared."""
+    """Only given fields are compared."""
 
     allowed: StrictBool = True
     """False if the request must be refused."""
     rule: Name | None = None
-    """Rule that decides: the one that refuses, or has the least remaining; null if no rule applies."""
+    """Rule that refuses, or has the least remaining; null for none."""
     remaining: Annotated[int | None, Field(strict=True, ge=0)] = None
-    """Remaining requests in the window with the fewest; null if no rule applies."""
+    """Remaining requests in the fullest window; null without a rule."""
     tier: Text = "default"
     """Tier whose rules apply."""
     retry_after: Annotated[float, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
-    """Seconds to wait, or text such as ``2m``; 0 if allowed. A whole number is compared with the wait rounded up, as in
-    Retry-After.
-    """
+    """Seconds to wait, or ``2m``; 0 if allowed. Whole numbers are compared with the wait rounded up."""
 
 
 class RuleTest(NamedTuple):
@@ -85,7 +80,7 @@ class RuleTest(NamedTuple):
 
 
 def read_rule_test(entry: object) -> RuleTest:
-    """Parse an entry of ``tests``. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     if not isinstance(entry, dict):
         raise ConfigError(f"expected a mapping, for example {_EXAMPLE}, not {entry!r:.80}")
     mistakes = [ConfigError(f"unknown field, {expected_of(name, _FIELDS)}", (name,)) for name in entry if name not in _FIELDS]
@@ -124,8 +119,6 @@ class _File(BaseModel, extra="forbid", hide_input_in_errors=True):
 
 
 class RuleFile(NamedTuple):
-    """Entries of a rule file, by index."""
-
     document: Document
     tier: str
     rules: dict[int, Rule]
@@ -134,13 +127,11 @@ class RuleFile(NamedTuple):
 
 
 class RuleFiles(NamedTuple):
-    """Rule files, and the rule set they form."""
-
     rules: RuleSet
     files: Sequence[RuleFile]
 
     def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Place]:
-        """Return the document and field of a rule, caller or tier. Raises `LookupError`."""
+        """Document and field of a rule, caller or tier. Raises `LookupError`."""
         for file in self.files:
             if file.tier == entry:
                 return file.document, ()
@@ -152,9 +143,9 @@ class RuleFiles(NamedTuple):
 
 
 def load_rules(path: str | Path) -> RuleSet:
-    """Load the rules of a YAML file, or of a folder with one file per tier.
+    """Load the rules at ``path``: a YAML file, or a folder with one file per tier.
 
-    Raises `ConfigError` for a missing path, an empty folder, or an invalid file. A traceback shows further errors as notes.
+    Raises `ConfigError` for a missing path, an empty folder, or an invalid file, with further errors as notes.
     """
     if not isinstance(path, str | PathLike):
         raise TypeError(f"path is a {type(path).__name__}, expected the path of a rule file; in Python use RuleSet([...])")
@@ -172,7 +163,7 @@ def load_rules(path: str | Path) -> RuleSet:
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
-    """Return the rule files at a path and their rules. Raises `ConfigError` with all errors of all files."""
+    """Raises `ConfigError` with the errors of all files."""
     files: list[RuleFile] = []
     mistakes: list[ConfigError] = []
     paths = files_at(Path(path))
@@ -197,12 +188,11 @@ def read_rule_files(path: str | Path) -> RuleFiles:
 
 
 def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
-    """Return the digest of files, given the digest of each content."""
     return hashlib.sha256(repr([(file.name, content) for file, content in contents]).encode()).digest()
 
 
 def files_at(path: Path) -> list[Path]:
-    """Return the rule file at a path, or those in a folder. Raises `ConfigError` if there are none."""
+    """A file, or those in a folder. Raises `ConfigError` for none."""
     try:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
@@ -214,7 +204,7 @@ def files_at(path: Path) -> list[Path]:
 
 
 def _is_rule_file(file: Path) -> bool:
-    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block forever."""
+    """Also a dangling link. Raises `ConfigError` for a pipe, which could block."""
     # Hidden files are locks of Emacs and attributes of macOS.
     if file.suffix not in SUFFIXES or file.name.startswith("."):
         return False
@@ -228,7 +218,7 @@ def _is_rule_file(file: Path) -> bool:
 
 
 def rules_of(option: object) -> RuleSet:
-    """Return the rule set of the option ``rules``, in any of its forms. Raises `ConfigError`."""
+    """The option ``rules`` in any form. Raises `ConfigError`."""
     if option is None or option == "":
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(option, RuleSet):
@@ -247,7 +237,7 @@ def rules_of(option: object) -> RuleSet:
 
 
 def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
-    """A stand-in of the same name replaces an invalid rule, so that references to it cause no further errors."""
+    """A stand-in for an invalid rule prevents errors by references."""
     try:
         document = Document(file)
     except ConfigError as error:
@@ -350,7 +340,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
 
 
 def _joined(files: Sequence[RuleFile]) -> RuleSet:
-    """The later of two files that contradict each other is at fault."""
+    """The later of two contradicting files is at fault."""
     rules = [(file.document, place, rule) for file in files for place, rule in file.rules.items()]
     callers = [(file.document, place, caller) for file in files for place, caller in file.callers.items()]
     try:

@@ -9,11 +9,11 @@ from limitgate.limits.limit import SECONDS, Limit
 from limitgate.rules.rule import Rule
 
 _SHORTER = 3 * SECONDS["day"]
-"""Maximum difference in seconds between calendar months."""
+"""Difference between months, in seconds."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
-    """Return the maximum that limits together admit in any half-open interval of ``period`` seconds."""
+    """In any half-open interval of ``period`` seconds."""
     return min(_most_within(period, limit) for limit in limits if limit.period)
 
 
@@ -29,7 +29,7 @@ def _most_within(period: int, limit: Limit) -> int:
 
 
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
-    """Yield ``(limit, most, burst)`` for each limit that admits more in one period, and the largest burst that avoids it."""
+    """Yield ``(limit, most, burst)`` of limits that admit more, and the largest burst that avoids it."""
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for place, limit in enumerate(rule.every_limit):
         if not limit.period:

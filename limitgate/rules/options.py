@@ -1,4 +1,4 @@
-"""Types and checks of rule options, including the parts of keys."""
+"""Types and checks of rule options and key parts."""
 
 from __future__ import annotations
 
@@ -31,23 +31,19 @@ _EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
 
 @dataclass(frozen=True, slots=True, init=False)
 class Ban:
-    """A ban of clients that a rule refuses too often.
-
-    Durations are seconds, or text such as ``10m`` and ``1h``. Raises `ConfigError`, which names each invalid field.
-    """
+    """A ban of clients that a rule refuses too often. Durations are seconds, or text such as ``10m``. Raises `ConfigError`."""
 
     after: int
     """Refusals that lead to a ban: 1 to 10,000."""
     within: float
-    """Seconds within which the refusals happen: more than 0, at most a year."""
+    """Seconds in which the refusals happen: more than 0, up to a year."""
     duration: float
-    """Seconds of the first ban, ``for`` in rule files: more than 0, at most a year."""
+    """Seconds of the first ban, ``for`` in rule files: more than 0, up to a year."""
     growing: float
-    """Each further ban lasts this many times longer: 1 to 100; 1 if omitted."""
+    """Factor of each further ban: 1 (default) to 100."""
     most: float
-    """Seconds of the longest ban: from ``duration`` to a year; if omitted, the longer of ``duration`` and a day.
-
-    A client that stays unbanned for this time starts at the first ban again.
+    """Seconds of the longest ban, and time without a ban after which the first one applies again: ``duration`` to a year.
+    Default: a day, or ``duration`` if longer.
     """
 
     def __init__(
@@ -69,7 +65,7 @@ class Ban:
 
 
 def as_ban(value: object) -> Ban | None:
-    """Parse a `Ban`, a mapping of its fields, or None. Raises `ConfigError`."""
+    """A `Ban`, its fields, or None. Raises `ConfigError`."""
     if value is None or isinstance(value, Ban):
         return value
     if not isinstance(value, Mapping):
@@ -126,15 +122,14 @@ OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 GivenCost = int | Callable[[Request], int] | Literal["tokens", "input_tokens", "output_tokens"]
-"""A cost as it is written. As ``Cost | ...``, mypy would accept callables that return text."""
+"""Not ``Cost | ...``: mypy would accept callables that return text."""
 Costed = tuple[str | Limit, GivenCost]
-"""A limit with its own cost."""
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
-"""Limits given at run time; None if the rule does not limit a request."""
+"""Limits given at run time; None for no limit."""
 LimitsBy = Callable[[Request], Given | Awaitable[Given]]
 AnyLimit = Limit | str | LimitsBy | Costed | Mapping[str, Any]
-"""A limit, also as a mapping, a limit with its own cost, or a callable that returns limits."""
+"""A limit in any form: also a mapping, with its own cost, or a callable."""
 """Returns the limits of a request. May be async on ASGI only."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
@@ -150,15 +145,15 @@ Status = Annotated[int | str, PlainValidator(_status_or_class)]
 
 
 class ChargeIf(BaseModel, extra="forbid", frozen=True):
-    """Outcomes that are charged: those with, or those without, some statuses.
+    """Outcomes that are charged, by status: a number such as 401, or a class such as ``"5xx"``.
 
-    A status is a number such as 401, or a class such as ``"5xx"``. An accepted WebSocket has status 101.
+    An accepted WebSocket has 101.
     """
 
     status: tuple[Status, ...] = ()
     """Charge responses with one of these."""
     status_not: tuple[Status, ...] = ()
-    """Charge all responses except those with one of these."""
+    """Charge responses without one of these."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> ChargeIf:
@@ -171,7 +166,6 @@ class ChargeIf(BaseModel, extra="forbid", frozen=True):
         return f"{said} {', '.join(map(str, self.status or self.status_not))}"
 
     def counts(self, status: int) -> bool:
-        """True if a response with this status is charged."""
         named, listed = {status, f"{status // 100}xx"}, self.status or self.status_not
         return named.isdisjoint(listed) is not bool(self.status)
 
@@ -186,7 +180,7 @@ BanTerms = Ban | Mapping[str, int | Duration] | None
 
 
 class ThrottleOptions(TypedDict, total=False):
-    """Options of a throttle of Django REST framework. See `Rule`."""
+    """Options of a REST framework throttle. See `Rule`."""
 
     methods: Iterable[str] | None
     clients: Iterable[str]
@@ -203,7 +197,7 @@ class ThrottleOptions(TypedDict, total=False):
 
 
 class DependencyOptions(ThrottleOptions, total=False):
-    """Options of a FastAPI dependency besides name, limits and key. See `Rule`."""
+    """Options of a FastAPI dependency. See `Rule`."""
 
     qps: int | None
     qpm: int | None
@@ -213,7 +207,7 @@ class DependencyOptions(ThrottleOptions, total=False):
 
 
 class LimitOptions(DependencyOptions, total=False):
-    """Options of ``@limit`` besides name and limits. See `Rule`."""
+    """Options of ``@limit``. See `Rule`."""
 
     adaptive: Bounds
     key: Iterable[str]
@@ -222,7 +216,7 @@ class LimitOptions(DependencyOptions, total=False):
 
 
 class RuleOptions(LimitOptions, total=False):
-    """Options of a `Rule` besides name and limits."""
+    """Options of a `Rule`."""
 
     path: str | Iterable[str]
     exclude: Iterable[str]
@@ -235,7 +229,7 @@ class RuleOptions(LimitOptions, total=False):
 
 
 def each_is(check: Callable[[Any], object]) -> AfterValidator:
-    """Validate each entry of a list. ``check`` raises `ConfigError`."""
+    """Validate list entries. ``check`` raises `ConfigError`."""
 
     def checked(values: Sequence[Any]) -> Sequence[Any]:
         ConfigError.check_each(values, check)
@@ -245,18 +239,17 @@ def each_is(check: Callable[[Any], object]) -> AfterValidator:
 
 
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:
-    """True for a callable in place of limits."""
     return callable(value) and not isclass(value)
 
 
 def is_async(function: object) -> bool:
-    """True for an async function, or an object with an async ``__call__``."""
+    """True for an async function or an async ``__call__``."""
     call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
     return iscoroutinefunction(function) or iscoroutinefunction(call)
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """True if a callable accepts ``count`` positional arguments, or if its signature is unknown."""
+    """True if it accepts ``count`` arguments, or hides its signature."""
     try:
         signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
     except (AttributeError, TypeError):
@@ -267,7 +260,7 @@ def accepts(function: Callable[..., Any], count: int) -> bool:
 
 
 def check_takes_request(function: Function) -> Function:
-    """Return the callable if it accepts a request. Raises `ConfigError`."""
+    """Raises `ConfigError`."""
     if not accepts(function, 1):
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         raise ConfigError(f"{name:.80} cannot be called with a request, expected a callable (request)")
@@ -275,7 +268,7 @@ def check_takes_request(function: Function) -> Function:
 
 
 def check_refuses(on_denied: Function | None, *parameters: str) -> Function | None:
-    """Return ``on_denied`` if it accepts these parameters. Raises `ConfigError`."""
+    """Raises `ConfigError` for wrong parameters of ``on_denied``."""
     if on_denied is not None and not accepts(on_denied, len(parameters)):
         name = getattr(on_denied, "__qualname__", None) or type(on_denied).__qualname__
         given = ", ".join(parameters)
@@ -285,13 +278,12 @@ def check_refuses(on_denied: Function | None, *parameters: str) -> Function | No
 
 
 def check_is_plain(function: object, what: str) -> None:
-    """Raise `ConfigError` for an async callable, which WSGI cannot await."""
+    """WSGI can't await. Raises `ConfigError`."""
     if is_async(function):
         raise ConfigError(f"{what} is async, expected a plain function under WSGI")
 
 
 def read_limits(given: object) -> tuple[Limit, ...]:
-    """Parse a limit or a list of limits. Raises `ConfigError`."""
     limits = tuple([limit_of_rule(each) for each in (given if isinstance(given, list | tuple) else [given])])
     if not limits:
         raise ConfigError("an empty list, expected limits, or None for no limit")
@@ -299,7 +291,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise Python's `TypeError` for an unknown option, with a list of the valid ones."""
+    """Raise Python's `TypeError`, with the valid options."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -307,7 +299,7 @@ def check_names(function: str, given: Mapping[str, object], options: type) -> No
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
-    """Make ``help`` show each option of a function as a parameter."""
+    """``help`` then shows them as parameters."""
     plain = signature(function)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
@@ -325,7 +317,7 @@ _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
-    """Return the normalized alternatives in a part of a key. Raises `ConfigError`."""
+    """Normalize a part's alternatives. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label.startswith("json:"):
@@ -338,14 +330,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Return the name of a header. Raises `ConfigError`, also for a spelling of WSGI."""
+    """Raises `ConfigError`, also for WSGI's spelling."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
 
 
 def check_secret(secret: str | None) -> bytes:
-    """Return the key of digests, empty for None. Raises `ConfigError`, which omits the secret."""
+    """Empty for None. Raises `ConfigError` without the secret."""
     key = (secret or "").encode()
     if secret is not None and not 16 <= len(key) <= 64:
         raise ConfigError("expected a secret of 16 to 64 bytes")

@@ -1,4 +1,4 @@
-"""Review of a rule set for ``limitgate check``: rules that never apply, limits that never refuse. Pure."""
+"""Review for ``limitgate check``: rules that never apply, limits that never refuse. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,13 @@ _RESERVED = IPv4Network("240.0.0.0/4")
 
 
 class Oddity(NamedTuple):
-    """A suspicious field of a rule, caller or tier."""
-
     about: Rule | KnownCaller | str
     field: Field
     message: str
 
 
 def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
-    """Yield what is suspicious. ``identifies`` is true if the application also identifies callers."""
+    """``identifies``: the application also identifies callers."""
     known = set(rules.tiers) if identifies else {caller.tier for caller in rules.callers.every()}
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in rules.tiers:
@@ -73,11 +71,11 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
 
 
 Find = Callable[[Rule, str], Sequence[Rule]]
-"""Rules that may cover a rule at one of its paths, in the order of the tier."""
+"""Possible covering rules, in the order of the tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule that exempt rules cover in all tiers that callers have, and the first of these."""
+    """Rules that exempt ones cover in all tiers, and the first of these."""
 
     def finder(of_tier: Sequence[Rule]) -> Find:
         exempting = Coverage([rule for rule in of_tier if rule.exempt])
@@ -87,8 +85,6 @@ def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rul
 
 
 def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`shadowed`, for rules that deny."""
-
     def finder(of_tier: Sequence[Rule]) -> Find:
         denying = Coverage([rule for rule in of_tier if rule.deny and not rule.shadow])
         return lambda rule, path: denying.around(rule, path) if rule.has_limits else []
@@ -97,7 +93,7 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`shadowed`, for rules that replace others and are not replaced."""
+    """`shadowed`, for unreplaced rules that replace others."""
     replacing = _by_replaced([rule for of_tier in rules.tiers.values() for rule in of_tier])
 
     def is_replaced(rule: Rule) -> bool:
@@ -141,7 +137,7 @@ def _switched_off(
 
 
 def admits_clients_of(rule: Rule, other: Rule) -> bool:
-    """True if ``rule`` matches all clients that ``other`` matches."""
+    """True if ``rule`` matches all clients of ``other``."""
     return not rule.clients or (bool(other.clients) and rule.networks.cover(other.networks))
 
 
@@ -237,14 +233,14 @@ def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, s
 
 
 _AT_A_BORDER = ("fixed_window", "sliding_window")
-"""Algorithms that can admit two counts at the border of two windows."""
+"""Can admit two counts at a border."""
 MOST_COMPARED = 100
 _FIXED_LENGTHS = (None, *ALIGNED)
-"""Alignments with windows of equal length, unlike days in a time zone."""
+"""Windows of equal length, unlike days in a time zone."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
-    """Yield the index of each limit that never refuses, and a limit that refuses first."""
+    """Indices of limits that never refuse, and one that refuses first."""
     for place, limit in enumerate(limits):
         for other_place, other in enumerate(limits):
             if other_place != place and is_tighter(other, limit) and (other_place < place or not is_tighter(limit, other)):
@@ -253,10 +249,9 @@ def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
 
 
 def is_tighter(limit: Limit, other: Limit) -> bool:
-    """True if ``limit`` certainly never admits what ``other`` refuses, given the same requests and costs.
+    """True if ``limit`` never admits what ``other`` refuses, given the same requests and costs.
 
-    A bucket that drains faster never has more debt. So it has room when the other has, if its burst is at least what the other
-    can admit at once.
+    A faster bucket never has more debt, so it has room if its burst is at least what the other admits at once.
     """
     if not (limit.count and other.count and limit.period and other.period):
         return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
@@ -279,7 +274,7 @@ def _window(limit: Limit) -> tuple[str, int, int, str | None]:
 
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield each rule of a tier that never refuses, and a rule that refuses first."""
+    """Rules of a tier that never refuse, and one that refuses first."""
     compared = [rule for rule in of_tier if _is_compared(rule)]
     places = {id(rule): place for place, rule in enumerate(compared)}
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
@@ -332,13 +327,13 @@ _Sorts = frozenset[object]
 
 
 def _sorts(rule: Rule) -> _Sorts:
-    """Sliding windows and limits in flight are tighter only than their own sort."""
+    """Sliding windows and limits in flight compare only with their own sort."""
     limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
     return frozenset([_window(limit) if limit.period else None for limit in limits])
 
 
 class _ByTightness:
-    """Rules by their slowest rate and smallest burst, neither of which is higher in a tighter rule."""
+    """By slowest rate and smallest burst: neither is higher in a tighter rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))
@@ -374,7 +369,7 @@ def _precedes(rule: Rule, other: Rule) -> bool:
 
 
 def is_for_all_of(rule: Rule, other: Rule) -> bool:
-    """True if ``rule`` certainly matches every request that ``other`` matches."""
+    """``rule`` certainly matches every request of ``other``."""
     if rule.when is not None or (rule.exclude and rule.exclude != other.exclude):
         return False
     if not admits_clients_of(rule, other):
@@ -391,9 +386,9 @@ _Methods = frozenset[str] | None
 
 
 class Coverage:
-    """Index of rules by the requests they match, so that few of thousands are compared.
+    """Index of rules by requests, so that few of thousands are compared.
 
-    Excludes rules with ``when``, whose requests are unknown. Searches return only rules of the same ``kind``.
+    Excludes ``when``, whose requests are unknown. Searches are within a ``kind``.
     """
 
     def __init__(self, rules: Iterable[Rule], kind: Callable[[Rule], Hashable] = lambda _: None) -> None:
@@ -416,18 +411,18 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """Return rules that may match all clients of ``rule`` at one of its paths, in order, one for the same clients."""
+        """Rules for all clients of ``rule`` at one of its paths, one for the same clients."""
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """Yield rules that may match all requests of ``rule``, one for the same requests."""
+        """Rules for all requests of ``rule``, one for the same requests."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
-        """Yield all rules that may match all requests of ``rule``, in groups that are the same objects each time."""
+        """All rules for the requests of ``rule``, in groups that are the same objects."""
         for group in self._covering(rule):
             yield group.rules
 
@@ -437,7 +432,7 @@ class Coverage:
                 yield group
 
     def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
-        """A covering rule covers every path and network, so it is enough to search the pair with the fewest matches."""
+        """A covering rule covers every pair, so search the one with the fewest matches."""
         fewest: Sequence[tuple[_Methods, _Group]] = ()
         least = -1
         for network in tuple(_networks(rule)) or (None,):
@@ -481,7 +476,7 @@ class _Group:
 
 
 _ENOUGH = 2
-"""Rules kept for the same requests, as one may be the rule in question."""
+"""One may be the rule in question."""
 
 
 def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:
@@ -501,7 +496,7 @@ class _Node:
         return node
 
     def around(self, path: tuple[str, ...]) -> Iterator[_Node]:
-        """Nodes of patterns that cover this one. See `limitgate.http.paths.covers`."""
+        """Nodes of covering patterns, see `limitgate.http.paths.covers`."""
         nodes = [self]
         for segment in path:
             yield from (node.children[REST] for node in nodes if REST in node.children)
@@ -516,7 +511,6 @@ class _Node:
 
 
 def _networks(rule: Rule) -> Iterator[IPv4Network | IPv6Network]:
-    """Collapsed, so that a network within all of them is within one."""
     networks = [ip_network(text) for text in rule.clients]
     for version in (4, 6):
         yield from collapse_addresses([each for each in networks if each.version == version])  # type: ignore[type-var]

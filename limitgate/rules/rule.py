@@ -60,7 +60,7 @@ NameOrEvery = Annotated[StrictStr, Field(pattern=r"^(?:\*|[A-Za-z0-9._-]{1,64})\
 Count = Annotated[int, Field(strict=True, ge=0)]
 
 MAX_DELAY = 60.0
-"""Longest delay of a request, in seconds."""
+"""Seconds."""
 _DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
 
 EVERY = "*"
@@ -71,7 +71,7 @@ _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
 _NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
-"""Options of buckets, which a rule that is only adaptive lacks."""
+"""Options that need buckets."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
 
@@ -152,25 +152,25 @@ _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
 
 
 def placed_rules() -> list[Rule]:
-    """Return the limits of decorators, dependencies and throttles; those by rate from their first request on."""
+    """Limits of decorators, dependencies and throttles; those by rate from their first request on."""
     return list(_placed_rules.values())
 
 
 class Rule(BaseModel, extra="forbid", frozen=True):
-    """Limits for the requests that match, counted per key.
+    """Limits for matching requests, counted per key.
 
     ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, an
-    invalid value, a rule without limits, or a fixed cost that exceeds a limit.
+    invalid value, a rule without limits, or a fixed cost beyond a limit.
     """
 
     name: Name
-    """Up to 64 letters, digits, dots, hyphens and underscores; unique in a tier. Clients read it in ``violated-policies``."""
+    """Up to 64 letters, digits, dots, hyphens and underscores; unique in a tier. Clients see it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(limit_of_rule)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``. A request needs room in all of them. A limit may have its own cost:
-    ``{limit: 200000/minute, cost: 900}``. In Python also a callable.
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all must have room. With its own cost: ``{limit: 200000/minute, cost:
+    900}``. In Python also a callable.
     """
     qps: Count | None = None
-    """Requests per second. 0 refuses every request, as in any limit."""
+    """Requests per second; 0 refuses all."""
     qpm: Count | None = None
     """Requests per minute."""
     qph: Count | None = None
@@ -178,65 +178,61 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     qpd: Count | None = None
     """Requests per day."""
     concurrency: Count | None = None
-    """Requests in flight, each until the end of its response. A WebSocket counts as one until it closes."""
+    """Requests in flight, until the response or the WebSocket ends."""
     adaptive: Annotated[Adaptive | None, PlainValidator(as_adaptive)] = None
-    """Limit requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
+    """Limits requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
-    """Paths that the rule applies to: ``/login``, ``/items/{id}``, ``/api/**``, or a list of such patterns."""
+    """Paths: ``/login``, ``/items/{id}``, ``/api/**``, or a list."""
     exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
-    """Patterns of paths to exclude from ``path``."""
+    """Patterns to exclude from ``path``."""
     methods: Annotated[frozenset[StrictStr] | None, AfterValidator(_classes)] = None
-    """Methods that the rule applies to; all if omitted. GET covers HEAD and WebSocket handshakes."""
+    """Methods; all if omitted. GET covers HEAD and WebSocket handshakes."""
     clients: Annotated[tuple[StrictStr, ...], each_is(lambda entry: Networks([entry]))] = ()
-    """Addresses and CIDRs of clients that the rule applies to, as seen behind trusted proxies; all if omitted."""
+    """Addresses and CIDRs of clients, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
-    """Condition, in Python only: a plain function ``(request) -> bool``. All requests if omitted."""
+    """Condition, in Python only: a plain function ``(request) -> bool``."""
     replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(lambda value: (value,) if value == EVERY else value)] = ()
-    """Names of rules that this rule replaces where it applies; ``"*"`` for all rules with limits, except ``@limit``."""
+    """Rules that this rule replaces where it applies; ``"*"``: all with limits, except ``@limit``."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
-    """Tier of the rule; in a file, that of the file if omitted."""
+    """Tier; in a file, that of the file if omitted."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
-    """Number of requests that one request counts as; ``tokens``, ``input_tokens`` or ``output_tokens`` for those of language
-    models, see docs/budgets.md; in Python also a callable ``(request) -> int``.
+    """Cost of a request; ``tokens``, ``input_tokens`` or ``output_tokens`` for language models, see docs/budgets.md; in Python
+    also a callable ``(request) -> int``.
     """
     body: StrictBool = False
-    """Read the JSON body first, and show it to the rule's callables as ``request.json``. Implied by a key part ``json:`` and
-    by costs in tokens.
-    """
+    """Read the JSON body for callables as ``request.json``. Implied by ``json:`` keys and costs in tokens."""
     on_error: OnError | None = None
-    """Answer to requests while the store fails; the option of this name if omitted."""
+    """Answer while the store fails; the option of this name if omitted."""
     charge_if: ChargeIf | None = None
-    """Outcomes that are charged. Each request is charged while it runs, and refunded if its outcome isn't listed."""
+    """Outcomes that are charged. Other requests get a refund at their end."""
     ban: Annotated[Ban | None, PlainValidator(as_ban)] = None
-    """Ban clients that the rule refuses too often: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
+    """Bans clients after too many refusals: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
     per: Per = "request"
-    """Count requests, or each message that a client sends over a WebSocket."""
+    """Count requests, or each message of a client over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
-    """Exempt matching requests from every rule; an allow list with ``clients``."""
+    """Exempt matching requests from every rule: an allow list with ``clients``."""
     deny: StrictBool = False
-    """Answer matching requests with 403, without a charge; a deny list with ``clients``."""
+    """Answer matching requests with 403, without a charge: a deny list with ``clients``."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Requests that a process may take in advance, for limits without their own ``lease``; 0 to ask for each one."""
+    """Requests that a process takes in advance, unless a limit has its own ``lease``; 0: none."""
     algorithm: Annotated[StrictStr | None, AfterValidator(_known_algorithm)] = None
     """Algorithm of limits that name none. See docs/algorithms.md."""
     align: StrictStr | None = None
-    """Start of a ``fixed_window``, for limits without their own. With a time zone, only for windows of whole days, if there
-    are any.
-    """
+    """Start of a ``fixed_window``, unless a limit has its own. A time zone needs windows of whole days."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
-    """How long a request may wait instead of being refused: seconds, or ``2s``. May be 0 beside ``adaptive``."""
+    """Longest wait of a request before refusal: seconds, or ``2s``. May be 0 beside ``adaptive``."""
     priority: Priority | None = None
-    """Priority under this rule; that of the caller if omitted, which is normal by default."""
+    """Priority under this rule; that of the caller if omitted, normal by default."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
-    """Share of each limit, such as ``20%``, kept for callers of high priority. Twice as much is withheld from low priority."""
+    """Share of each limit kept for high priority, such as ``20%``. Low priority loses twice as much."""
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
-    """Costs of limits that have their own, by place."""
+    """By place of the limit."""
 
     def __init__(self, /, name: str, *limits: AnyLimit, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -258,16 +254,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limits_by(self) -> LimitsBy | None:
-        """Callable that returns the limits of a request; the written ones apply if its result is invalid."""
+        """Returns a request's limits; written ones replace invalid results."""
         return self._limits_by
 
     def limits_by_body(self, request: Request) -> Any:
-        """Call `limits_by` with a request that shows its body."""
+        """Shows the body to `limits_by`."""
         limits_by: Any = self._limits_by
         return limits_by(request.with_json())
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """Return this rule with limits from run time, and its options that they support. Raises `ConfigError`."""
+        """With run-time limits, and options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
         parts = self._checked("limits", partial(parts_of, costed=self._own_costs), suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
@@ -336,12 +332,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The limits, grouped by bucket."""
         return tuple([bucket for bucket, _ in self._parts])
 
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
-        """Own costs of the buckets, None for the cost of the request; empty if no limit has its own."""
+        """None for the request's cost; empty if no limit has its own."""
         # A place of a request in flight has no tokens.
         of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
         costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]
@@ -349,13 +344,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def token_kinds(self) -> tuple[TokenKind | None, ...]:
-        """What each bucket counts of a language model's tokens, None for nothing; empty if no limit has a cost in tokens."""
+        """Per bucket, None for none; empty without costs in tokens."""
         kinds = tuple(map(kind_of, self.bucket_costs))
         return kinds if any(kinds) else ()
 
     @cached_property
     def bucket_units(self) -> tuple[str, ...]:
-        """What each bucket counts, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
+        """Per bucket, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
         if kinds := self.token_kinds:
             return tuple([kind or (REQUESTS if place is None else "") for kind, (_, place) in zip(kinds, self._parts)])
         many = len(self._own_costs)
@@ -364,11 +359,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def estimates(self) -> TokenEstimates:
-        """Estimated tokens of requests, for costs in tokens."""
+        """Estimates for costs in tokens."""
         return TokenEstimates()
 
     def cost_in_tokens(self, bucket: Bucket, cost: int, status: int | None, usage: tuple[int, int] | None) -> int:
-        """Return the final cost of a charge of ``cost`` by status and usage of the response, as far as they are known."""
+        """Final cost of a charge of ``cost`` by status and usage, as far as known."""
         kind = next((kind for own, kind in zip(self.buckets, self.token_kinds) if own.ids == bucket.ids), None)
         if kind is None:
             return cost
@@ -378,14 +373,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def own_costs(self) -> Mapping[int, Cost]:
-        """Costs of limits that have their own, by place in ``limits``."""
+        """Own costs by place in ``limits``."""
         return self._own_costs
 
     def final_cost(self, bucket: Bucket, cost: int, told: int | Sequence[int]) -> int:
-        """Return the final cost of a charge of ``cost``, by the costs that the application has told.
-
-        If limits have their own cost, one number is that of the only one, and several are those of each.
-        """
+        """Final cost of a charge of ``cost``, by reported costs: for limits with own costs, one number or one per limit."""
         if not self.bucket_costs:
             return told if isinstance(told, int) else cost
         own = [own for own, limit_cost in zip(self.buckets, self.bucket_costs) if limit_cost is not None]
@@ -396,7 +388,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return each_cost[place] if place < len(each_cost) else cost
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """Return the buckets for a priority, with less room if a share is reserved."""
+        """With less room if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -404,24 +396,22 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._checked("reserve", partial(graded, self.buckets), self.reserve or Fraction())
 
     def _checked(self, field: str, make: Callable[..., T], value: object) -> T:
-        """Errors of ``make`` name the rule and the field."""
         try:
             return make(value)
         except ConfigError as error:
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if ``label`` is in the key, also as an alternative."""
+        """True if the key has this part, also as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
     def kind(self) -> Literal["rule", "limit"]:
-        """Type of the owner in keys: ``limit`` for limits in code."""
         return "rule"
 
     @cached_property
     def given_parts(self) -> tuple[str, ...]:
-        """Further key parts, whose values the application passes with each request."""
+        """Key parts that the application passes with each request."""
         return ()
 
     @property
@@ -430,21 +420,21 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return (*(part for part in self.key if part != "global" or not self.given_parts), *self.given_parts)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with some fields changed, without cached values."""
+        """Return a changed copy without cached values."""
         copied = super().model_copy(update=update, deep=deep)
         for name in vars(copied).keys() - type(self).model_fields.keys() - {"kind", "given_parts"}:
             del vars(copied)[name]
         return copied
 
     def placed(self, given_parts: tuple[str, ...] = ()) -> Self:
-        """Register this rule as a limit in code, and return it."""
+        """Register this rule as a limit in code."""
         vars(self).update(kind="limit", given_parts=given_parts)
         _placed_rules[id(self)] = self
         return self
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The rule set that contains the rule, or one with the rule alone."""
+        """The rule's set, or one of the rule alone."""
         return RuleSet([self])
 
     @cached_property
@@ -465,12 +455,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def is_conditional(self) -> bool:
-        """True if the rule depends on more than tier, method and path."""
+        """More than tier, method and path decide."""
         return bool(self.clients) or self.when is not None
 
     @cached_property
     def networks(self) -> Networks:
-        """``clients``, parsed."""
         return Networks(self.clients)
 
     @cached_property
@@ -497,7 +486,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return bool(answer)
 
     def supersedes(self, other: Rule, *, is_decorator: bool) -> bool:
-        """True if this rule replaces another rule, or a ``@limit``, when both match a request."""
+        """True if this rule replaces another one, or a ``@limit``."""
         if other is self:
             return False
         return other.name in self.replaces or (EVERY in self.replaces and other.has_limits and not is_decorator)
@@ -509,12 +498,12 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_counts(self) -> bool:
-        """True if the rule counts requests in buckets, so it is not only adaptive."""
+        """True if the rule counts in buckets."""
         return bool(self.every_limit) or self.limits_by is not None
 
     @property
     def needs_asyncio(self) -> str | None:
-        """Option that needs asyncio in async code; None if the rule needs none."""
+        """Option that needs asyncio, if any."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
         needed["body"] = self.reads_body
         return next((option for option, is_given in needed.items() if is_given), None)
@@ -525,14 +514,14 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
-        """True if the rule applies to this method. HEAD has become GET.
+        """True for this method.
 
-        The empty method stands for one that a proxy doesn't name: every limit applies to it, and no exemption by method.
+        HEAD has become GET. All limits apply to the empty, unknown method, and no exemption by method.
         """
         return self.methods is None or method in self.methods or not (method or self.exempt)
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Yield methods that are probably misspelt, each with a suggestion."""
+        """Yield methods that are probably misspelt, with suggestions."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"
@@ -541,7 +530,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_own_cost(self) -> bool:
-        """True if the rule counts units other than requests, so that `Decision.settle` applies."""
+        """True if `Decision.settle` applies."""
         return self.cost != 1 or bool(self._own_costs)
 
     @property
@@ -550,11 +539,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """Return the cost of a request. Raises `TypeError` or `ValueError` for an invalid one."""
+        """Raises `TypeError` or `ValueError`."""
         return self._cost_by(self.cost, request)
 
     def costs_of(self, request: Request) -> int | tuple[int, ...]:
-        """Return the cost of a request; one for each bucket if limits have their own. Raises the errors of `cost_of`."""
+        """One per bucket for limits with own costs. Raises errors of `cost_of`."""
         own_costs = self.bucket_costs
         if not own_costs:
             return self.cost_of(request)
@@ -571,7 +560,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def fixed_costs(self) -> int | tuple[int, ...] | None:
-        """The result of `costs_of`; None if it depends on the request."""
+        """`costs_of`; None if it depends on the request."""
         costs = [self.cost if own is None else own for own in self.bucket_costs] or [self.cost]
         fixed = [cost for cost in costs if isinstance(cost, int)]
         if len(fixed) < len(costs):
@@ -698,7 +687,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """Return the rules and decorators that apply to a request. Of those that replace each other, the first applies."""
+    """Of rules that replace each other, the first applies."""
     left = [*decorators, *rules]
     listed, applying = set(map(id, rules)), set[int]()
 
@@ -752,8 +741,9 @@ DEFAULTS = {name: field.default for name, field in Rule.model_fields.items()}
 class RuleSet:
     """Rules by tier, and the callers of these tiers. Raises `ConfigError` if they contradict each other.
 
-    Rules without a tier belong to tier ``default``, which applies to all requests. Another tier extends it: a rule of the
-    same name replaces the default's, other rules are added.
+    Rules without a tier belong to ``default``, which applies to all requests. Another tier extends it, and replaces rules of
+    the
+    same name.
     """
 
     def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:
@@ -788,7 +778,7 @@ class RuleSet:
         self.files_digest = b""
 
     def detach(self) -> None:
-        """Remove references from rules to this set, so that reference counting frees it, if no one else uses the rules."""
+        """Lets reference counting free the set."""
         for of_tier in self.tiers.values():
             for rule in of_tier:
                 vars(rule).pop("rule_set", None)

@@ -1,4 +1,4 @@
-"""The options of a gate: from code, ``LIMITGATE_*`` variables, a file of variables, or the default, in this order."""
+"""Options of a gate: from code, ``LIMITGATE_*`` variables, a file, or the default, in this order."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
-    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError` for an invalid value.
+    """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError`.
 
-    Reads the file that ``LIMITGATE_ENV_FILE`` names, or else ``.env`` in the working folder.
+    Reads the file in ``LIMITGATE_ENV_FILE``, or else ``.env`` in the working folder.
     """
 
     model_config = SettingsConfigDict(
@@ -127,61 +127,61 @@ class Settings(BaseSettings):
     enabled: bool = True
     """``False`` disables middleware and decorators."""
     rules: Annotated[Any, NoDecode] = None
-    """A rule file, a folder of them, a list of `Rule`, or a `RuleSet`. Required."""
+    """A rule file, a folder, a list of `Rule`, or a `RuleSet`. Required."""
     store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
     """URL of a store, or a store. With ``memory://`` each process counts separately."""
     on_error: OnError = "open"
-    """Answer to requests while the store fails: pass, 503, or a limit in this process alone."""
+    """Answer while the store fails: pass, 503, or a limit in this process alone."""
     processes: Annotated[WholeNumber, Field(ge=1, le=100_000)] = 1
-    """Number of processes that serve together. While the store fails, ``local`` grants each process its share of the limits."""
+    """Processes that serve together, and share the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
-    """Seconds, or text such as ``100ms``, that a request may wait for the store in total."""
+    """Longest total wait of a request for the store: seconds, or ``100ms``."""
     trusted_proxies: Annotated[Strings, each_is(lambda entry: TrustedProxies([entry], "x-forwarded-for"))] = ()
-    """Addresses and CIDRs of proxies whose forwarding header is accepted, named lists such as ``cloudflare``, ``file:PATH``
-    for your own list, and ``unix`` for a peer on a unix socket.
+    """Addresses and CIDRs of trusted proxies, named lists such as ``cloudflare``, ``file:PATH`` for your own, and ``unix`` for
+    unix sockets.
     """
     forwarded_header: HeaderName = "x-forwarded-for"
-    """The header to read behind a trusted proxy; ``forwarded`` for RFC 7239."""
+    """Header of trusted proxies; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[WholeNumber, Field(ge=32, le=128)] = 64
     """Prefix length that groups IPv6 clients."""
     api_key_header: HeaderName = "x-api-key"
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: Annotated[ImportString[Callable[..., Any]], AfterValidator(check_takes_request)] | None = None
-    """Returns the caller of a request: ``(request) -> Caller | None``. May be async on ASGI."""
+    """Returns the caller: ``(request) -> Caller | None``. May be async on ASGI."""
     headers: Annotated[Strings, each_is(_check_style)] = ("x-ratelimit",)
-    """Styles of rate limit headers to send."""
+    """Styles of rate limit headers."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
-    """Other names for rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""
+    """Other names of rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""
     shadow: bool = False
     """Decide and report, but never refuse."""
     strict: bool = False
-    """Report at start which limits admit more than their count within one period."""
+    """Report at start which limits admit more than their count in one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
-    """Makes the response to refused requests: an ASGI or a WSGI application."""
+    """ASGI or WSGI application that answers refused requests."""
     new_buckets: Annotated[WholeNumber, Field(ge=0, le=1_000_000)] = 1000
-    """Buckets per minute that a source may open with keys it can invent, in each process; 0 for no bound."""
+    """Buckets per minute that a source may open with invented keys, in each process; 0: unlimited."""
     body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
-    """Bytes of a request's body that rules with ``body`` or a key part ``json:`` may read. A larger body gets 413 from them."""
+    """Bytes of a body that rules may read. They answer 413 to larger ones."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False
-    """Fail at start if the store does not answer within 5 seconds, instead of starting under ``on_error``."""
+    """Fail at start if the store does not answer within 5 seconds."""
     reload: Annotated[
         float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration), AfterValidator(_polling)
     ] = 0.0
-    """Polling interval of rule files: seconds, or text such as ``2s``; 0 disables polling."""
+    """Seconds, or ``2s``, between polls of rule files; 0: no polling."""
     names: Names = "masked"
-    """How log lines about refusals show clients: ``masked`` to the first and last characters, in ``full``, or ``off``."""
+    """Clients in log lines: ``masked``, ``full``, or ``off``."""
     refusal_logs: Annotated[WholeNumber, Field(ge=0, le=10_000)] = 60
-    """Log lines per minute about buckets that start or stop refusing, in each process; 0 for none."""
+    """Log lines per minute about refusals, in each process; 0: none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
     """Receivers of metrics: ``prometheus``, ``opentelemetry``, or an `Observer`. See docs/observing.md."""
     fleet: bool = True
-    """Write a snapshot of this process to the store every 2 seconds, for ``limitgate status`` and ``top``, the page and the
-    exporter. See docs/watching.md.
+    """Write a snapshot to the store every 2 seconds, for ``limitgate status``, ``top``, the page and the exporter. See
+    docs/watching.md.
     """
     secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
-    """16 to 64 bytes that key the digests in the store, so that guesses cannot be checked against them."""
+    """16 to 64 bytes that key the digests in the store, so that guesses can't be checked."""
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
@@ -215,17 +215,15 @@ class Settings(BaseSettings):
 
     @property
     def header_styles(self) -> tuple[Style, ...]:
-        """The styles of rate headers, with ``header_names``."""
         return renamed_styles(self.headers, self.header_names)
 
     @property
     def secret_bytes(self) -> bytes:
-        """The secret as bytes; empty if there is none."""
         return self.secret.get_secret_value().encode() if self.secret else b""
 
 
 class GateSettings(Settings):
-    """Options of a gate. Reads no ``.env`` from the working folder."""
+    """Reads no ``.env`` from the working folder."""
 
     _dotenv = None
 
@@ -234,12 +232,12 @@ class GateSettings(Settings):
 
 
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
-    """Return the error of an option, with its variable unless the option was given in code."""
+    """Name the variable, unless the option was given in code."""
     return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
 
 
 def named_env_file() -> str | None:
-    """Return the file that ``LIMITGATE_ENV_FILE`` names. Raises `ConfigError` if it does not exist."""
+    """From ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
@@ -261,7 +259,7 @@ def warn_about_environment() -> None:
 
 
 def server_options() -> list[str]:
-    """Return the options on the server's command line and in ``GUNICORN_CMD_ARGS``."""
+    """Return options from the command line and ``GUNICORN_CMD_ARGS``."""
     return [*sys.argv[1:], *os.environ.get("GUNICORN_CMD_ARGS", "").split()]
 
 
@@ -274,12 +272,12 @@ def _values(option: str, *variables: str) -> list[str]:
 
 
 def trusted_by_server() -> list[str]:
-    """Return the proxies whose forwarding header the server accepts, as far as its options show them."""
+    """Proxies that the server trusts, by its options."""
     return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
 
 
 def workers_of_server() -> int:
-    """Return the number of the server's workers, as far as its options show it."""
+    """Return the number of workers in the server's options."""
     short = [each.removeprefix("-w") for each in server_options() if each.startswith("-w")]
     told = [*_values("--workers", "WEB_CONCURRENCY"), *_values("-w"), *short]
     return max((int(count) for count in told if count.isascii() and count.isdigit()), default=1)

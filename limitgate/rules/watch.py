@@ -1,4 +1,4 @@
-"""Polls rule files, which detects every change, also by links (ConfigMaps) and on network file systems."""
+"""Polls rule files. Detects every change, also by links (ConfigMaps) and on network file systems."""
 
 from __future__ import annotations
 
@@ -15,41 +15,36 @@ from limitgate.rules.files import digest_of, files_at, load_rules
 from limitgate.rules.rule import RuleSet
 
 SETTLED = 3.0
-"""Seconds after a change for which polls read the contents, as some file systems' clocks tick every 2 s."""
+"""Seconds after a change in which contents are read: some file systems' clocks tick every 2 s."""
 
 
 class RuleSource(Protocol):
-    """A place of a rule set that may change."""
-
     name: str
 
     def has_changed(self) -> bool:
-        """True once for each new content that two consecutive polls agree on."""
+        """True once per new content that two polls agree on."""
 
     def load(self) -> RuleSet | None:
-        """Return the rule set, or None if it has changed since the poll. Raises `ConfigError`."""
+        """None if changed since the poll. Raises `ConfigError`."""
 
     def forget(self) -> None:
         """Treat the current content as changed."""
 
 
 Stamp = tuple[str, str, int, int, int, int, int]
-"""Identity of a file: name, real path, device, inode, size, and ns of modification and change, which no tool resets."""
+"""Name, real path, device, inode, size, ns of modification and change, which no tool resets."""
 
 
 class Reading(NamedTuple):
     """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
-    """Stamps of files, or the reasons why there are none."""
+    """Or the reasons why there are none."""
     digest: bytes
 
 
 class WatchedFiles:
-    """Polled files. ``list_files`` returns the current ones, or raises `ConfigError`. ``known`` is the digest of their content.
-
-    New content counts when two readings in a row are equal.
-    """
+    """Polled files. ``list_files`` returns them, or raises `ConfigError`. ``known`` is their digest."""
 
     def __init__(
         self, list_files: Callable[[], Sequence[Path]], known: bytes | None = None, clock: Callable[[], float] = monotonic
@@ -61,7 +56,6 @@ class WatchedFiles:
         self._changed_at = 0.0
 
     def has_changed(self) -> bool:
-        """See `RuleSource`."""
         at = self._clock()
         try:
             files = self._list_files()
@@ -83,16 +77,14 @@ class WatchedFiles:
         return is_new
 
     def is_known(self, digest: bytes | None) -> bool:
-        """True if a digest is that of the last content."""
         return digest == self._known
 
     def forget(self) -> None:
-        """See `RuleSource`."""
         self._known = None
 
 
 class WatchedRules(WatchedFiles):
-    """Rule files at a path, for `load_rules`. ``known`` is the `RuleSet.files_digest` of the rules in use."""
+    """Rule files for `load_rules`. ``known`` is `RuleSet.files_digest`."""
 
     def __init__(self, path: Path, known: bytes | None = None, clock: Callable[[], float] = monotonic) -> None:
         self.name = str(path)
@@ -100,7 +92,6 @@ class WatchedRules(WatchedFiles):
         super().__init__(lambda: files_at(self._path), known, clock)
 
     def load(self) -> RuleSet | None:
-        """See `RuleSource`."""
         try:
             rules = load_rules(self._path)
         except ConfigError:

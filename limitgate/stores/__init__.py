@@ -1,7 +1,4 @@
-"""Bucket stores, and how to open one by URL.
-
-Redis stores are imported on first use: the Redis client takes longer to import than the rest of LimitGate.
-"""
+"""Bucket stores, and how to open one by URL. Redis stores are imported on first use, which takes longest."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ _REDIS = {"RedisStore": "limitgate.stores.redis.threads.store", "AsyncRedisStore
 
 
 def __getattr__(name: str) -> Any:
-    """Import a Redis store on first access."""
+    """Import a Redis store on access."""
     if name not in _REDIS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_REDIS[name]), name)
@@ -85,10 +82,7 @@ def open_sync_store(url: str) -> SyncStore:
 
 
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
-    """Return ``store``, opened by ``open_url`` if it is a URL, for keys with ``key_prefix``.
-
-    Raises `ConfigError` if ``store`` is not a store, or is of the other kind.
-    """
+    """Open ``store`` by ``open_url`` if it is a URL. Raises `ConfigError` if it is no store, or of the other kind."""
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):
         raise ConfigError(f"store: the class {found.__qualname__}, expected an instance or a URL")

@@ -1,7 +1,6 @@
-"""Interfaces of a store, the only component that does I/O or reads a wall clock, and the size of a call to Redis.
+"""Interfaces of a store, the only component with I/O or a wall clock, and the size of a call to Redis.
 
-Attributes declare optional features, see `limitgate.gate.flow`: only a store with ``takes_plain`` receives `PlainSpend` and
-`PlainRefund`.
+Attributes declare features, see `limitgate.gate.flow`: ``takes_plain`` accepts `PlainSpend` and `PlainRefund`.
 """
 
 from __future__ import annotations
@@ -14,42 +13,41 @@ from limitgate.limits.template import AnyPlan
 
 
 class ConfigRequest(NamedTuple):
-    """Reads the text under a key, or replaces it if ``text`` is given."""
+    """Reads the text under a key, or replaces it by ``text``."""
 
     key: str
     text: str | None = None
     version: int | None = None
-    """Replace only this version; 0: no text yet; None: any."""
+    """0: no text yet; None: any."""
     lasts: float | None = None
-    """Seconds after which a text that replaces another one is deleted; None: never."""
+    """Seconds until a replacement is deleted; None: never."""
 
 
 class StoredConfig(NamedTuple):
-    """The text under a key after a request. Stored until it is replaced, or as long as the request says."""
+    """The resulting text under a key."""
 
     version: int
-    """Number of replacements; 0 without a text that LimitGate wrote."""
+    """Number of replacements; 0 without a text."""
     text: str | None
-    """Empty if LimitGate did not write the value."""
+    """Empty if not written by LimitGate."""
     waited: float = 0.0
-    """Seconds of store silence, see `Reading`."""
+    """Seconds, see `Reading`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
-        """Return a copy with ``waited`` in seconds."""
         return self._replace(waited=waited)
 
 
 class FleetRequest(NamedTuple):
-    """Writes the snapshot of a process, or reads those of all processes if ``member`` is None."""
+    """Writes a process' snapshot, or reads all if ``member`` is None."""
 
     key: str
-    """Name of the index; the snapshots are below it, in the same hash slot."""
+    """Index; snapshots are below it, in the same hash slot."""
     member: str | None = None
-    """16 characters that identify the process."""
+    """16 characters per process."""
     snapshot: bytes = b""
-    """Empty to remove the snapshot."""
+    """Empty: remove."""
     seconds: float = 10.0
-    """Time to live of the snapshot."""
+    """Time to live."""
     renews: bool = False
     """Renew the index, which expires after `INDEX_SECONDS`."""
 
@@ -58,23 +56,22 @@ INDEX_SECONDS = 86_400
 
 
 class StoredFleet(NamedTuple):
-    """The snapshots under a key after a request."""
+    """The resulting snapshots under a key."""
 
     now: int
-    """The store's clock in Unix µs."""
+    """Store clock, Unix µs."""
     processes: int
     snapshots: Sequence[bytes] = ()
-    """Of all processes if read; empty for one that is too long."""
+    """Empty for one that is too long."""
     waited: float = 0.0
-    """Seconds of store silence, see `Reading`."""
+    """Seconds, see `Reading`."""
 
     def having_waited(self, waited: float) -> StoredFleet:
-        """Return a copy with ``waited`` in seconds."""
         return self._replace(waited=waited)
 
 
 def fleet_key(key_prefix: str) -> str:
-    """Return the name of the index of snapshots. Its hash tag puts all snapshots into one hash slot (Redis Cluster)."""
+    """Index of snapshots. Its hash tag keeps them in one hash slot (Redis Cluster)."""
     return f"{key_prefix}:fleet" if "{" in key_prefix else f"{key_prefix}:fleet:{{{key_prefix}:fleet}}"
 
 
@@ -93,7 +90,7 @@ class SyncStore(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connections. You can use the store again afterwards."""
+        """Close the connections. You can use the store again."""
 
 
 @runtime_checkable
@@ -107,7 +104,7 @@ class AsyncStore(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop. You can use the store again afterwards."""
+        """Close this event loop's connections. You can use the store again."""
 
 
 @runtime_checkable
@@ -143,13 +140,13 @@ class AsyncConfigStore(AsyncStore, Protocol):
 
 
 MAX_BATCH = 64
-"""Plans per call, which take well under a millisecond."""
+"""Plans per call: well under a millisecond."""
 MAX_LOAD = 2_000
-"""Estimated microseconds of a call, by `Bucket.load`, except for a single plan."""
+"""µs of a call by `Bucket.load`, except for a single plan."""
 
 
 class Room:
-    """Remaining room in a call, always enough for one plan."""
+    """Remaining room in a call, enough for at least one plan."""
 
     __slots__ = ("_keys", "_left", "_plans")
 
@@ -159,7 +156,7 @@ class Room:
         self._keys: set[str] = set()
 
     def takes(self, plan: AnyPlan) -> bool:
-        """Add a plan if there is room. Do not call again after False."""
+        """Add a plan if there is room. Don't call after False."""
         keys, left = self._keys, self._left
         if not isinstance(plan, Plan):
             left -= plan.template.load  # Plain plans rarely share buckets.

@@ -1,8 +1,9 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-The cost of a call does not depend on the number of buckets. Each new bucket advances a CLOCK hand (Corbató 1968), which evicts
-expired buckets. A full store evicts the sampled bucket with the least debt, as Redis does, but never a bucket that refuses its
-last cost: new keys then share an overflow bucket, so a flood of new keys cannot evict an exhausted bucket.
+Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired ones, so calls cost the same for any number. A full
+store evicts the sampled bucket with the least debt, as Redis does, but never one that refuses its last cost: new keys then
+share
+an overflow bucket, so a flood can't evict an exhausted one.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cos
 
 _FEW = 2048
 _MORE = 2
-"""Extra hand steps per expired bucket, so that at most a third stays expired."""
+"""Hand steps per expired bucket; at most a third stays expired."""
 _SAMPLE = 8
-"""Minimum number of compared eviction candidates."""
+"""Eviction candidates."""
 _HOPS = 4
 _STEPS = 64
-"""Maximum hand steps per new bucket."""
+"""Hand steps per new bucket."""
 _POOL = 16
 _SHARD = 4096
-"""Buckets per dictionary. Resizing takes 0.1 ms; at a million entries it would take 30 ms."""
+"""Buckets per dictionary: resizing takes 0.1 ms, with a million 30 ms."""
 _SHARDS = 4096
 _BANNED = 4
-"""Rules may ban one in this many buckets: a ban is never evicted."""
+"""Rules may ban one in this many buckets: bans aren't evicted."""
 _MOST_TURNS = 1_000
-"""Times that a thread yields before it blocks on the lock."""
+"""Yields of a thread before it blocks."""
 _STEP = 1_000_000
-"""Smaller backward clock steps (in µs) aren't logged."""
+"""µs; smaller backward steps aren't logged."""
 
 _LOG = ALGORITHMS["sliding_log"]
 
@@ -56,7 +57,7 @@ _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, tim
 _EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
-"""Dictionary, key, value and entry (None if new) of a charge's bucket; its layout if the states are plain numbers."""
+"""Dictionary, key, value and entry (None if new) of a bucket; its layout for plain numbers."""
 
 
 _NO_CONFIG = StoredConfig(0, None), math.inf
@@ -66,13 +67,13 @@ _FEW_CONFIGS = 100
 class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
-    Bans and configuration are never evicted. ``ban`` calls succeed even if the store is full. Rules start no ban while a
-    quarter of ``max_buckets`` is banned. ``clock`` returns Unix time in integer microseconds. ``clock_steps`` counts the
-    buckets found with a write time in the future, after the clock has stepped back; the first step of a second or more is
-    logged. Calls never block, so timeouts are ignored.
+    Bans and configuration are never evicted; rules start no ban while a quarter of ``max_buckets`` is banned. ``clock`` returns
+    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future. Calls never block, so timeouts are
+    ignored.
 
-    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund runs when that call
-    ends. Any other call raises `StoreError`, because waiting would deadlock.
+    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund waits for its end.
+    Other
+    calls raise `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
@@ -92,7 +93,7 @@ class MemoryStore(Remade):
         self._most_bans = max(1, max_buckets // _BANNED)
         self._few = min(_FEW, max_buckets // 64)
         self._configs: dict[str, tuple[StoredConfig, float]] = {}
-        """Texts with the Unix µs of their deletion."""
+        """With the Unix µs of their deletion."""
         self._most_configs = _FEW_CONFIGS
         """Texts beyond which expired ones are deleted."""
         self._fleets: dict[str, dict[str, tuple[bytes, int]]] = {}
@@ -108,11 +109,10 @@ class MemoryStore(Remade):
 
     @property
     def state_here(self) -> str:
-        """State that a copy would lack, see `Remade`."""
         return IN_MEMORY
 
     def forget(self) -> None:
-        """Delete every bucket and ban. Configuration stays."""
+        """Delete every bucket and ban, not configuration."""
         with self._lock:
             shards = min(1 << (self._max_buckets // _SHARD).bit_length(), _SHARDS)
             self._shards: list[dict[Any, bytes]] = [{} for _ in range(shards)]
@@ -134,7 +134,7 @@ class MemoryStore(Remade):
         return self._count
 
     def now(self) -> int:
-        """Current time of the store's clock, Unix µs."""
+        """Unix µs of the store's clock."""
         return self._clock()
 
     def __repr__(self) -> str:
@@ -148,9 +148,9 @@ class MemoryStore(Remade):
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     def spend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """Carry out ``plan`` under the lock and return the state before it.
+        """Carry out ``plan`` under the lock, and return the state before it.
 
-        Raises `StoreError` if it interrupts another call of this thread, unless it is a refund.
+        Raises `StoreError` inside another call of this thread, except for a refund.
         """
         if self._busy:
             self._wait_for_others()
@@ -187,14 +187,13 @@ class MemoryStore(Remade):
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer: ...
 
     async def aspend(self, plan: AnyPlan, timeout: float = 0) -> AnyAnswer:
-        """Run `spend` for async callers."""
         return self.spend(plan)
 
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on the lock form a convoy: the next owner must first get the GIL. With eight Flask threads that
-        doubles the cost of a request.
+        Threads that block on a lock form a convoy: the next owner must first get the GIL, which doubles the cost with eight
+        threads.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -202,12 +201,11 @@ class MemoryStore(Remade):
             time.sleep(0)
 
     def _blame_clock(self, error: Exception) -> None:
-        """Raise `TypeError` if the clock did not return an integer."""
+        """Raise `TypeError` for a non-integer clock."""
         if not isinstance(self._now, int):
             raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
     def _carry_out_plain(self, plan: PlainSpend, now: int) -> bool:
-        """Charge a plain plan, without lists for a single existing bucket. False if it needs `_carry_out`."""
         template, keys = plan.template, plan.keys
         if template.bans and self._keeps_any(keys[-template.bans :]):
             return False
@@ -273,7 +271,6 @@ class MemoryStore(Remade):
         return True
 
     def _refund(self, plan: PlainRefund, now: int) -> bool:
-        """Refund a plain plan. False if it needs `_carry_out`."""
         states, slot, as_of = plan.states, plan.spent.slot, plan.spent.now
         writes = []
         for key, (charge, places, rows) in zip(plan.keys, plan.template.parts):
@@ -307,11 +304,10 @@ class MemoryStore(Remade):
             return kept
 
     async def aconfig(self, request: ConfigRequest, timeout: float = 0) -> StoredConfig:
-        """Run `config` for async callers."""
         return self.config(request)
 
     def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
-        """Carry out ``request`` under the lock. Snapshots of other processes are not here."""
+        """Snapshots of other processes are not here."""
         now = self.now()
         with self._lock:
             known = self._fleets.setdefault(request.key, {})
@@ -329,7 +325,7 @@ class MemoryStore(Remade):
         return self.fleet(request)
 
     def reset_after_fork(self) -> None:
-        """Replace the lock in a forked child, where no thread releases it."""
+        """No thread releases the lock in a child."""
         self._lock = RLock()
         self._busy = False
         self._fleets = {}
@@ -375,7 +371,7 @@ class MemoryStore(Remade):
         return reading
 
     def _carry_out_held(self, plan: Plan, now: int) -> Reading:
-        """Give back what has expired and carry out the plan's `holds.Action`, before the rest of the plan."""
+        """Before the plan, refund expired entries and run its `holds.Action`."""
         first, *charges = plan.charges
         bucket, covered = first.bucket, charges[: first.cost]
         home = self._home(first, now)
@@ -418,7 +414,7 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban or unban the buckets of a plan, even if the store is full."""
+        """Ban or unban buckets, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
@@ -438,7 +434,6 @@ class MemoryStore(Remade):
         self._write(home, charge.bucket, now, states)
 
     def _bans_of(self, charges: Sequence[Charge], now: int) -> dict[int, int]:
-        """Remaining bans in µs by index of the charge."""
         lefts = [self._ban_left(charge.key, now) if charge.cost else 0 for charge in charges]
         return {place: left for place, left in enumerate(lefts) if left}
 
@@ -455,7 +450,7 @@ class MemoryStore(Remade):
         return left
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Defer a refund to the end of the interrupted call. Raise `StoreError` for other plans."""
+        """Defer a refund to the end of the interrupted call; raise for others."""
         if plan.verb == "spend" or not plan.gives_back or plan.charges[0].bucket.algorithm is holds:
             raise StoreError(
                 "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
@@ -483,7 +478,7 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """Find a bucket by its key, or the overflow bucket of its windows."""
+        """By its key, or the overflow bucket."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -501,7 +496,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """States after the charge's adjustment. ``looks`` leaves stored counts unchanged."""
+        """After the adjustment. ``looks`` leaves stored counts unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -529,16 +524,16 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """False if the refusing bucket is banned, the store is full, or too many buckets are banned."""
+        """False if banned, full, or too many are banned."""
         adjustment = charge.adjustment
         if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now) or len(self._bans) >= self._most_bans:
             return False
         return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
-        """Store the states of the asked windows and keep the bucket's other windows.
+        """Store asked windows; keep others.
 
-        The stored cost is the latest (``asked``, 0 for none), or a higher one that is still refused.
+        The stored cost is the latest (``asked``), or a higher one that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -564,10 +559,6 @@ class MemoryStore(Remade):
         self._put(buckets, key, layout, value, states)
 
     def _put(self, buckets: dict[Any, bytes], key: Any, layout: Layout, value: bytes, states: Sequence[State]) -> None:
-        """Store a bucket that is new or changes its layout.
-
-        Counters are raised first: an exception of a signal handler must not leave them too low.
-        """
         live = buckets.get(key)
         layout.uses += 1
         if live is None and buckets is not self._overflow:
@@ -590,7 +581,7 @@ class MemoryStore(Remade):
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
-        """Store the refused cost, so that the bucket stays while it refuses that cost."""
+        """The bucket stays while it refuses that cost."""
         buckets, key, _, entry, _ = home
         cost, bucket = charge.cost, charge.bucket
         if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
@@ -600,7 +591,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Evict expired buckets, then those with the least debt. False if the store is still full."""
+        """Expired ones, then those with the least debt. False if still full."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -627,7 +618,7 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Advance the hand by one bucket. True if it was evicted."""
+        """Advance the hand. True if it evicted."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()
@@ -687,12 +678,11 @@ class MemoryStore(Remade):
 
 
 def system_clock() -> int:
-    """Return the machine's time, Unix µs."""
     return time.time_ns() // 1000
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """States of the asked windows at ``now``, Unix µs."""
+    """Return the states at ``now``, Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
@@ -711,13 +701,12 @@ def _has_other_counts(stored: Bucket, bucket: Bucket, states: Sequence[State]) -
 
 
 def _full_at(entry: Entry) -> int:
-    """Unix µs at which a bucket is as good as new."""
     written, _, bucket, states = entry
     return written + max(map(bucket.algorithm.ttl_us, states, bucket.limits))
 
 
 def _refuses_until(entry: Entry) -> int:
-    """Unix µs at which the last cost fits; for bans, slots and held reservations, at which they end."""
+    """For bans, slots and held reservations, their end."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
     # A slot's wait is an estimate.
@@ -726,7 +715,7 @@ def _refuses_until(entry: Entry) -> int:
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """Microseconds until a cost fits for the lowest priority; 0 if never."""
+    """For the lowest priority; 0 if never."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
     # The lowest priority can never spend it.
@@ -748,5 +737,5 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
 
 @lru_cache(maxsize=4096)
 def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """Share equal objects between buckets."""
+    """Shares equal objects."""
     return Bucket(limits, ids)

@@ -4,10 +4,8 @@ A value is a head and 8-byte numbers, little-endian:
 
     layout number (4) | written, Unix µs (8) | last cost (8) | states, as their algorithm counts them
 
-Logs and slots append entries. If a debt exceeds 64 bits or the bucket is banned, the value is only a head, which plain plans
-decline, and the states are stored separately.
-
-Functions that charge and refund are generated without loops, which would take a third of a `MemoryStore` request.
+Logs and slots append entries. A bucket with a ban or a debt above 64 bits is only a head, with states stored separately.
+Functions that charge and refund are generated: loops would take a third of a `MemoryStore` request.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import MAX_WINDOWS, Row
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Write time (Unix µs), last cost, windows and states."""
+"""Write time (Unix µs), last cost, windows, states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
@@ -41,13 +39,13 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Struct of ``numbers`` numbers, zeros, pack and unpack. Cached, because many layouts share them."""
+    """Shared by many layouts."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
 
 class Layout:
-    """Binary layout of buckets with the same windows, identified by a number in each value."""
+    """Layout of buckets with the same windows, by a number in each value."""
 
     __slots__ = (
         "_nothing",
@@ -72,7 +70,7 @@ class Layout:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.number = 0
-        """0 until a stored bucket uses this layout."""
+        """0 until used."""
         self.mark = b""
         self.uses = 0
         initial = bucket.algorithm.initial(0, bucket)
@@ -84,9 +82,8 @@ class Layout:
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size = form.size
-        """Without entries."""
         self.plain_size = form.size if self.is_debts else 0
-        """0 if the states are not plain numbers."""
+        """0 unless states are plain numbers."""
         self.drains = bucket.algorithm is gcra
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
@@ -100,13 +97,12 @@ class Layout:
         self.advance = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
-        """Value of an unused bucket."""
         if self.drains:
             return self.pack(self.number, now, cost, *self._nothing)
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Pack a bucket, or only its head if the states must be stored separately."""
+        """Only the head if states are stored separately."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -122,7 +118,6 @@ class Layout:
         return head(self.number, written, cost)
 
     def unpacked(self, value: bytes, beside: Sequence[State]) -> Entry:
-        """Unpack a bucket. ``beside`` are the states of a head."""
         _, written, cost = HEAD.unpack_from(value)
         if is_head(value):
             return written, cost, self.bucket, beside
@@ -137,10 +132,7 @@ class Layout:
     def refund(  # noqa: PLR0917 - keywords are slower
         self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """Return the value after a refund of a plain charge with the states ``was`` at ``as_of`` (Unix µs).
-
-        None if the value has another layout or was written in the future.
-        """
+        """After a refund of a charge with the states ``was`` at ``as_of``. None for another layout, or a future write."""
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
         straight = self._straight_refund or self._straight()
@@ -166,7 +158,7 @@ class Layout:
 
 
 class Layouts:
-    """Layouts of a store's buckets. The number of an unused layout is reused."""
+    """Numbers of unused layouts are reused."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -174,7 +166,6 @@ class Layouts:
         self._free: list[int] = []
 
     def of(self, bucket: Bucket, unknown: Layout | None = None) -> Layout:
-        """Return the layout for these windows; register ``unknown`` if there is none."""
         layout = self.known.get(bucket)
         if layout is None:
             layout = Layout(bucket) if unknown is None else unknown
@@ -185,12 +176,10 @@ class Layouts:
         return layout
 
     def by(self, value: bytes) -> Layout:
-        """Return the layout of a stored value."""
         layout: Layout = self.numbered[_NUMBER.unpack_from(value)[0]]
         return layout
 
     def release(self, layout: Layout) -> None:
-        """Remove one use of a layout."""
         layout.uses -= 1
         if not layout.uses:
             del self.known[layout.bucket]
@@ -205,22 +194,18 @@ class Layouts:
 
 
 def head(number: int, written: int, cost: int) -> bytes:
-    """Value without states."""
     return HEAD.pack(number, written, min(cost, MAX_COST))
 
 
 def is_head(value: bytes) -> bool:
-    """True for a value without states."""
     return len(value) == HEAD.size
 
 
 def written_at(value: bytes, now: int) -> bytes:
-    """Return the value with another write time, Unix µs."""
     return value[: _NUMBER.size] + _TIME.pack(now) + value[_COST_AT:]
 
 
 def with_cost(value: bytes, cost: int) -> bytes:
-    """Return the value with another last cost."""
     return value[:_COST_AT] + _TIME.pack(min(cost, MAX_COST)) + value[HEAD.size :]
 
 
@@ -293,10 +278,10 @@ def charge(value, now, number, cost, rows, slot=0):
 
 @cache
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
-    """Make a function that charges a bucket of ``windows`` windows; ``form`` is the `struct` format of its value.
+    """Make a function that charges a bucket of ``windows`` windows; ``form`` is its `struct` format.
 
-    It returns the states at ``now`` (Unix µs) and the new value (None if the cost does not fit); or None if the value has
-    another layout or cost, or was written in the future.
+    It returns the states at ``now`` and the new value (None if the cost doesn't fit); or None for another layout or cost, or a
+    future write.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)
@@ -332,10 +317,7 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Make a function that refunds such a charge.
-
-    It also takes the states and the time of the charge, before the rows, and returns the new value or None.
-    """
+    """Make a function that refunds such a charge, given its states and time. It returns the new value or None."""
     value = struct.Struct(form)
     each = partial(each_window, windows)
     source = _REFUND.format(

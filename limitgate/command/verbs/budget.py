@@ -1,4 +1,4 @@
-"""The verb ``budget``: what is used and reserved of a budget for a language model."""
+"""The verb ``budget``: usage and reservations of a language model's budget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from limitgate.limits.decision import SECOND
 from limitgate.messages.text import listed
 
 _DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
-"""That of a credential in a key, which tells enough by its beginning."""
+"""Digest of a credential."""
 
 
 @click.command("budget")
@@ -56,7 +56,6 @@ def _print_names(found: list[str], *, as_json: bool) -> None:
 
 
 def _found(limiter: Limiter, key: str) -> tuple[str, Budget]:
-    """Return the budget of a key, or of the only one that has its words. Raises `click.UsageError`."""
     budget: Budget | None = carry_out(limiter, state_of_budget(limiter, key))
     if budget is not None:
         return key, budget
@@ -120,7 +119,6 @@ def _print(name: str, budget: Budget) -> None:
 
 
 def _under_way(budget: Budget) -> tuple[list[int], int, Counter[str]]:
-    """Return what is reserved of each limit, how many requests wait, and how many of them by tenant."""
     reserved, waiting, tenants = [0] * len(budget.limits), 0, Counter[str]()
     for row in budget.live:
         waiting += row.waiting
@@ -130,12 +128,10 @@ def _under_way(budget: Budget) -> tuple[list[int], int, Counter[str]]:
 
 
 def _as_many(numbers: Iterable[int], many: int) -> list[int]:
-    """Other versions of a program may have other limits meanwhile."""
     return [*numbers, *[0] * many][:many]
 
 
 def _said(budget: Budget) -> list[Said | None]:
-    """Return what the provider has said about each limit."""
     return [
         next((each for each in budget.said if each.kind == kind and each.period in (None, limit.period)), None)
         for kind, limit in budget.limits

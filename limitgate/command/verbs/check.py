@@ -29,7 +29,6 @@ class _Finding(NamedTuple):
 
     @property
     def text(self) -> str:
-        """``file:line: field: message``, as compilers print it."""
         file = None if self.file is None else _shown_path(self.file)
         place = f"{file}:{self.line}" if self.line else file
         parts = [place, "warning" if self.level == "warning" else None, self.field, self.message]
@@ -88,7 +87,7 @@ def _sum(findings: list[_Finding]) -> str:
 
 
 def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | None]:
-    """Findings, and metric series, None of rules that cannot be read."""
+    """Findings, and metric series; None for unreadable rules."""
     if is_in_python(str(path)):
         return _look_at_python(str(path), identifies=identifies)
     try:
@@ -133,7 +132,7 @@ def _in_order(findings: Iterable[_Finding]) -> list[_Finding]:
 
 
 def _shown_path(path: str) -> str:
-    """``::`` at the start of a line would be a workflow command of GitHub."""
+    """``::`` at the start of a line is a workflow command of GitHub."""
     return f"./{path}" if path.lstrip().startswith("::") else path
 
 

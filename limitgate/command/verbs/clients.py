@@ -28,11 +28,11 @@ from limitgate.gate.journal import Journal
 from limitgate.limits.limit import seconds_of
 
 _LONGEST = FOR_EVER / 1e6
-"""A hundred years."""
+"""Seconds."""
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Raises `click.Abort` for no, and `click.UsageError` if standard input is closed."""
+    """Raises `click.Abort` for no, `click.UsageError` without standard input."""
     if yes:
         return
     unconfirmed = click.UsageError(f"{question} Standard input is closed, expected -y")
@@ -48,8 +48,6 @@ def _confirm(question: str, *, yes: bool) -> None:
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer click only
-    """Seconds, or text such as ``90s``, ``1h`` and ``7d``."""
-
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

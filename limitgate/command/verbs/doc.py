@@ -63,7 +63,7 @@ def _summary(text: str) -> str:
 
 
 def _page() -> str:
-    """The page is part of the wheel. An editable installation reads that of its clone."""
+    """The page is in the wheel, or in the clone of an editable installation."""
     page = files("limitgate.messages") / "diagnostics.md"
     if not page.is_file():
         page = Path(__file__).parents[3] / "docs" / "diagnostics.md"

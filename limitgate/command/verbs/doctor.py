@@ -1,4 +1,4 @@
-"""The verb ``doctor``: versions, options and store of a service, and what is wrong with each."""
+"""The verb ``doctor``: versions, options, store, and their problems."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ Level = Literal["error", "warning", "note"]
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[^]]*\])?\s*([^;]*)(?:;.*extra\s*==\s*['\"]([\w-]+)['\"])?")
 _DIAGNOSIS = re.compile(r"(LG\d{3}) (.*) \(limitgate doc LG\d{3}\)", re.DOTALL)
 _DEVELOPMENT = frozenset({"bench", "dev", "docs", "fuzz", "proxies", "release", "test"})
-"""Extras for work on LimitGate."""
 _OLDEST_SERVER = (6, 2)
 _SLOW_CLOCK = 1.0
-"""Seconds between two clocks that clients notice."""
+"""Seconds."""
 _SECRETS = frozenset({"secret", "store"})
 
 
@@ -57,7 +56,7 @@ class _Report:
 
     @contextmanager
     def logged(self, area: str) -> Iterator[None]:
-        """Turn diagnostics that are logged meanwhile into findings."""
+        """Turn diagnostics logged meanwhile into findings."""
         log, lines = logging.getLogger("limitgate"), _Diagnostics()
         before, propagates = log.handlers[:], log.propagate
         log.handlers[:], log.propagate = [lines], False
@@ -128,7 +127,6 @@ def _settings(rules: str | None, options: dict[str, Any], report: _Report) -> tu
 
 
 def _versions(report: _Report) -> dict[str, str]:
-    """Return the version of Python and of each package that LimitGate works with. Reports those that are out of range."""
     found = {"python": sys.version.split()[0], "limitgate": _version("limitgate") or "not installed"}
     for text in requires("limitgate") or [] if _version("limitgate") else []:
         name, wanted, extra = _REQUIREMENT.match(text).groups()  # type: ignore[union-attr]
@@ -154,7 +152,6 @@ def _version(package: str) -> str | None:
 
 
 def _options(settings: Settings, rules: RuleSet | None) -> dict[str, Any]:
-    """Return the options that were set, without secrets."""
     told = {name: _shown(getattr(settings, name)) for name in sorted(settings.model_fields_set - {"rules"} - _SECRETS)}
     if settings.secret is not None:
         told["secret"] = "set"  # noqa: S105 - not the secret itself
@@ -210,7 +207,6 @@ def _servers(settings: Settings, timeout: float, report: _Report) -> list[Server
 
 
 def _where(store: Any) -> tuple[str, Any] | None:
-    """Return the URL and the credentials of a store; None for a store of another kind."""
     if isinstance(store, str):
         return store, None
     arguments = getattr(store, "_made_of", None)

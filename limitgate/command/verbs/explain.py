@@ -1,4 +1,4 @@
-"""The verb ``explain``: how the service would decide on a request, and why."""
+"""The verb ``explain``: how the service would decide, and why."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Z-]+")
-"""A token of RFC 9110 section 5.6.2, in upper case."""
+"""RFC 9110 section 5.6.2."""
 _OF_THE_PROCESS = {
     "headers": None,
     "observers": (),
@@ -45,7 +45,7 @@ _OF_THE_PROCESS = {
     "reload": 0,
     "require_store": False,
 }
-"""Options without influence on a single decision, and their values in a gate made to explain one."""
+"""Options that don't influence a decision."""
 
 
 @click.command("explain")
@@ -155,7 +155,6 @@ def _caller(described: Mapping[str, Any], asked: Service) -> Caller | None:
 def _explain_refusal(
     ctx: click.Context, refused: str, asked: Service, logs: tuple[str, ...], timeout: float, *, as_json: bool
 ) -> None:
-    """Exit status 1: no rule matches, the client would still be refused, or its limits are not known."""
     found = refusal.resolve(refused, asked, logs, timeout=timeout)
     if as_json:
         print_json(refusal.as_json(found))

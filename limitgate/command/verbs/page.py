@@ -1,4 +1,4 @@
-"""The verb ``page``: the live page as a server of its own."""
+"""The verb ``page``: the live page as a server."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _shown_host(host: str) -> str:
 
 
 class _Password:
-    """Asks for the password, by HTTP Basic authentication (RFC 7617), or for ``Authorization: Bearer``."""
+    """Asks for the password by HTTP Basic (RFC 7617), or accepts a Bearer token."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app
@@ -113,7 +113,6 @@ class _Password:
 
 
 def _login(given: bytes) -> tuple[bytes, bytes]:
-    """Return user and password of an ``Authorization`` header; both are empty without one."""
     scheme, _, rest = given.partition(b" ")
     if scheme.lower() == b"bearer":
         return b"", rest.strip()
@@ -127,6 +126,5 @@ def _login(given: bytes) -> tuple[bytes, bytes]:
 
 
 def _named(request: Request) -> str:
-    """Return the user that the browser has asked for."""
     user = _login(request.headers.get("authorization", "").encode("latin-1", "replace"))[0]
     return user.decode("utf-8", "replace") or "whoever has the token"

@@ -24,10 +24,10 @@ from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
-"""Bytes from which several processes are faster than one."""
+"""Several processes are faster for larger files, in bytes."""
 _SHOWN = 120
 _MOST_CLIENTS = 10_000
-"""In JSON output, as a million would need too much memory."""
+"""In JSON output, to save memory."""
 
 
 @click.command("replay")

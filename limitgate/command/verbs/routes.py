@@ -31,7 +31,7 @@ from limitgate.rules.settings import GateSettings
 class _Application(NamedTuple):
     routes: list[Listed]
     rule_sets: list[RuleSet]
-    """Rules of the visible gates, outermost first."""
+    """Outermost first."""
     mounted: list[Mounted]
 
 
@@ -106,7 +106,6 @@ def _application(app: Any) -> _Application:
 
 
 def _mounted(app: Any, around: frozenset[int]) -> Iterator[Mounted]:
-    """``around`` are the applications that contain this one."""
     for template, within in starlette.mounts_of(app):
         routes = starlette.routes_of(within)
         if id(within) in around or not routes:
@@ -121,7 +120,7 @@ def _below(template: str, route: Listed) -> Listed:
 
 
 def _django(settings: str | None) -> _Application:
-    """``settings`` is None if Django is configured already."""
+    """``settings`` is None if Django is configured."""
     if settings is not None:
         look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings

@@ -22,10 +22,9 @@ from limitgate.messages.text import extra
 from limitgate.rules.settings import PREFIX, GateSettings
 
 KEEP_ALIVE_S = 3700
-"""Longer than proxies keep idle connections: Envoy an hour, Go's client 90 s, nginx 60 s. They close them first, which avoids
-the race between a close and the next subrequest."""
+"""Longer than Envoy's hour, so that proxies close idle connections first and no subrequest races a close."""
 GRACE_S = 10
-"""Seconds for subrequests under way after SIGTERM."""
+"""For subrequests in flight at SIGTERM."""
 _HERE = ("127.0.0.1", "::1")
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -108,14 +107,14 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
 
 def _trusted(host: str, uds: str | None) -> str:
-    """Only processes of this machine reach a unix socket or a loopback address."""
+    """Only this machine reaches a unix socket or a loopback address."""
     if uds:
         return "unix"
     return ",".join(_HERE) if host in (*_HERE, "localhost") else ""
 
 
 def _check() -> None:
-    """Report an invalid configuration here, because each worker would end with it and be restarted."""
+    """Report errors here: each worker would end with them and be restarted."""
     with logs_from(logging.CRITICAL):
         if not GateSettings().rules:
             raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
@@ -124,7 +123,7 @@ def _check() -> None:
 
 @contextmanager
 def _multiprocess_metrics(workers: int) -> Iterator[None]:
-    """Let several workers keep their metrics in files, which any of them adds up."""
+    """Workers keep metrics in files, which any of them adds up."""
     is_needed = workers > 1 and not os.environ.get(_MULTIPROCESS)
     with TemporaryDirectory(prefix="limitgate-") if is_needed else nullcontext() as folder:
         if folder is not None:

@@ -1,4 +1,4 @@
-"""The verbs ``status`` and ``top``: the processes of a service, and who is refused and who uses most."""
+"""The verbs ``status`` and ``top``: processes of a service, and its clients."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 EVERY = 2.0
-"""Seconds between two readings."""
+"""Seconds."""
 _SHOWN = 9
-"""Clients in the list that keys select."""
+"""Clients with a key."""
 
 
 def _reader(opened: Opened) -> FleetReader:
@@ -37,7 +37,6 @@ def _reader(opened: Opened) -> FleetReader:
 
 
 def _read(reader: FleetReader) -> Figures:
-    """Raises `StoreError` if the store does not answer."""
     # Half of the time that a thousand processes take would go into looking for garbage.
     gc.disable()
     figures = reader.read()
@@ -181,7 +180,6 @@ def _print_status(figures: Figures) -> None:
 
 
 def headline(figures: Figures) -> str:
-    """Return who is refused most at present, under which rule, since when."""
     if figures["empty"]:
         return str(figures["empty"])
     most = figures["headline"]
@@ -202,7 +200,7 @@ def _clock(at: float) -> str:
 
 
 def _count(entry: Mapping[str, Any]) -> str:
-    """The least count, and what it may be at most."""
+    """Show the minimum and the maximum of a count."""
     least = entry["count"] - entry["error"]
     return f"{least:,}" if not entry["error"] else f"{least:,} to {entry['count']:,}"
 
@@ -222,7 +220,7 @@ _CLIENTS = "", "Client", "Rule", "Count", "Per second", "Since"
 
 
 def _clients(figures: Figures, kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Rules and entries, the greatest first. Those seen in the last seconds come before others."""
+    """Rules and entries, those seen in the last seconds first, then the greatest."""
     found = [(rule, each) for rule in figures["rules"] for each in rule[kind]]
     return sorted(found, key=lambda each: (figures["at"] - each[1]["last"] > 30, each[1]["error"] - each[1]["count"]))
 
@@ -312,7 +310,7 @@ def _top_view(figures: Figures, height: int) -> list[RenderableType]:
 
 
 class _Screen:
-    """A view that is renewed until q. If it ``changes`` anything, keys select a client and what to do."""
+    """A view that is renewed until q. With ``changes``, keys select a client and an action."""
 
     def __init__(
         self,
@@ -328,7 +326,6 @@ class _Screen:
         self._said = ""
 
     def run(self) -> None:
-        """Show the view. Ends by q, or raises `KeyboardInterrupt`."""
         from rich.console import Console, Group  # noqa: PLC0415 - as above
         from rich.live import Live  # noqa: PLC0415
 
@@ -388,7 +385,7 @@ class _Screen:
 
 
 def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
-    """Ask, then ban, pardon or reset a client. Return what was done. Raises `click.Abort` for no."""
+    """Ask, then change a client's state. Return what was done. Raises `click.Abort` for no."""
     if action == "ban":
         text = click.prompt(f"Ban {printable(name)} for (such as 10m, 1h)", default="10m", err=True)
         try:
@@ -414,7 +411,7 @@ def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Read single keys without echo, as far as the terminal can."""
+    """Read single keys without echo, if the terminal can."""
     try:
         import termios  # noqa: PLC0415 - not on Windows
         import tty  # noqa: PLC0415
@@ -435,7 +432,6 @@ def _keys() -> Iterator[None]:
 
 
 def _key(left: float) -> str:
-    """Return a key that is pressed within some seconds, or an empty text."""
     try:
         ready, _, _ = select.select([sys.stdin], [], [], left)
     except (OSError, ValueError):  # A console of Windows is no socket.

@@ -49,7 +49,7 @@ Refuser = TypeVar("Refuser")
 
 
 class GateOptions(TypedDict, Generic[Store, Identify, Refuser], total=False):
-    """Options of middleware, documented by `Settings`. Unset options come from ``LIMITGATE_*`` variables."""
+    """Options of middleware, see `Settings`. Unset ones come from ``LIMITGATE_*``."""
 
     enabled: bool
     rules: str | Path | Iterable[Rule] | RuleSet
@@ -89,14 +89,13 @@ class Built(NamedTuple):
     """A gate, and values for its middleware."""
 
     gate: Gate | None
-    """None if LimitGate is disabled."""
+    """None if disabled."""
     on_denied: Callable[..., Any] | None
     owns_store: bool
     required_prefix: str | None = None
-    """None without ``require_store``."""
 
     def ask_store(self) -> None:
-        """Connect in the background, or if required, check the store now. Raises `StoreError`."""
+        """Connect in the background, or if required now. Raises `StoreError`."""
         if self.gate is None or switch.null_store is not None:
             return
         if self.required_prefix is not None:
@@ -111,7 +110,7 @@ class Built(NamedTuple):
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
-    """Raises `ConfigError` for invalid options or rules, `TypeError` for an unknown option."""
+    """Raises `ConfigError`, and `TypeError` for an unknown option."""
     settings = GateSettings(**options)
     if not settings.enabled:
         announce(settings, None)
@@ -158,7 +157,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
 
 
 def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
-    """Don't keep the gate alive."""
+    """Must not keep the gate alive."""
 
     def rules() -> RuleSet | None:
         living = gate()

@@ -1,4 +1,4 @@
-"""Polls rules, and replaces those of a gate between two requests. Invalid rules are never used."""
+"""Polls rules, and replaces those of a gate between requests. Never uses invalid rules."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules
 log = logging.getLogger("limitgate")
 
 SPARED = 10
-"""Reloads in a row without a full garbage collection, which leave garbage."""
+"""Reloads without a full garbage collection."""
 FROZEN_BY_PYTHON = 1_000
-"""Python itself may freeze some hundreds at startup; an application freezes many more."""
+"""Python freezes some hundreds at startup; applications many more."""
 
 
 class Reloader:
-    """Updates a gate's rules. ``ready`` compiles a rule set."""
-
     def __init__(self, gate: Gate, source: RuleSource, ready: Callable[[RuleSet], ActiveRules]) -> None:
         # The gate refers to this object.
         self._gate = ref(gate)
@@ -40,22 +38,21 @@ class Reloader:
         self._spared = self._full_collections = 0
 
     def poll(self) -> None:
-        """Poll once. If changed rules are invalid, keep the old ones."""
         if self._source.has_changed():
             with self._no_full_collection():
                 self._load()
 
     def forget(self) -> None:
-        """Load again in the child of a fork, where an unfinished load never ends."""
+        """An unfinished load never ends in a forked child."""
         with suppress(ValueError):
             gc.callbacks.remove(_age)
         self._source.forget()
 
     @contextmanager
     def _no_full_collection(self) -> Iterator[None]:
-        """Avoid a full garbage collection, which would pause all threads.
+        """Avoid a full garbage collection, which pauses all threads.
 
-        Freezing and unfreezing moves objects to the oldest generation. What the application has frozen must stay frozen.
+        Unfreezing moves objects to the oldest generation. What the application froze must stay frozen.
         """
         full_collections = gc.get_stats()[-1]["collections"]
         self._spared = self._spared + 1 if full_collections == self._full_collections else 1
@@ -113,7 +110,7 @@ def _age(phase: str, _: object) -> None:
 
 
 class OptionsWatch:
-    """Logs changed options in the environment file, which need a restart."""
+    """Logs changed options in the environment file; they need a restart."""
 
     def __init__(self, settings: Settings, files: WatchedFiles, read: Callable[[], Settings]) -> None:
         self._settings = settings
@@ -143,7 +140,7 @@ def poller_of(
     ready: Callable[[RuleSet], ActiveRules],
     read_settings: Callable[[], Settings],
 ) -> Poller:
-    """Raises `ConfigError` for rules without files."""
+    """Raises `ConfigError` without files."""
     if not rules.source:
         raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
     watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]

@@ -1,4 +1,4 @@
-"""Logs the configuration and its risks at start, and connects to the store before the first request."""
+"""Logs the configuration and its risks, and connects to the store before the first request."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from limitgate.stores.redis.url import shown
 log = logging.getLogger("limitgate")
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds that a required store has to answer."""
+"""Seconds."""
 
 
 def announce(settings: Settings, rules: RuleSet | None) -> None:
-    """Log the configuration without secrets; None as rules means disabled."""
+    """Log the configuration without secrets; None means disabled."""
     if rules is None:
         log.info("LimitGate %s is switched off", installed_version())
     else:
@@ -99,14 +99,14 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
 
 
 def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
-    """Return the counts of a gate, None if there are no observers, and no fleet."""
+    """None without observers or a fleet."""
     if settings.fleet:
         return Counts(Tally(), defers=not is_observed)
     return Counts() if is_observed else None
 
 
 def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
-    """Have the gate write snapshots from its first answer on, if it is in a fleet and its store keeps them."""
+    """Write snapshots from the first answer on, in a fleet."""
     store, tally = gate.store, counts.tally
     if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
         counts.publisher = Publisher(
@@ -117,17 +117,14 @@ def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
 
 
 def begin_to_publish(gate: Gate) -> None:
-    """Write snapshots from now on, if the gate is in a fleet."""
+    """Start to write snapshots in a fleet."""
     counts = gate.rules.counts
     if counts is not None and counts.publisher is not None:
         counts.publisher.start()
 
 
 async def astartup(gate: Gate) -> None:
-    """Connect to the store, and poll for changed rules.
-
-    Raises `ConfigError` if the store, or a rule, cannot run on this event loop.
-    """
+    """Connect, and poll for rules. Raises `ConfigError` for a wrong event loop."""
     for rules in gate.rules.planner.rule_set.tiers.values():
         for rule in rules:
             if (option := rule.needs_asyncio) is not None:
@@ -141,7 +138,7 @@ async def astartup(gate: Gate) -> None:
 
 
 async def ashutdown(gate: Gate) -> None:
-    """Stop polling, wait for refunds, write bans into the journal, and export the metrics."""
+    """Stop polling, wait for refunds, journal bans, and export metrics."""
     if gate.poller is not None:
         gate.poller.stop()
     await gate.refunds.asettled()
@@ -154,7 +151,7 @@ async def ashutdown(gate: Gate) -> None:
 
 
 def require(store: Any, key_prefix: str) -> None:
-    """Check a store of either kind. Raises `StoreError` if it doesn't answer."""
+    """Check a store of either kind. Raises `StoreError`."""
     if isinstance(store, SyncStore):
         try:
             store.spend(_question(key_prefix), ANSWER_TIMEOUT)
@@ -186,7 +183,7 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """Also shows whether the store accepts writes."""
+    """Make a plan that also tests whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 
@@ -195,7 +192,7 @@ def _no_answer(error: StoreError) -> StoreError:
 
 
 def ask_in_background(store: object) -> None:
-    """Log problems before the first request. Before a fork, the children connect instead."""
+    """Log problems before the first request. Before a fork, children connect instead."""
     if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 

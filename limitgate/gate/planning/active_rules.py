@@ -1,4 +1,4 @@
-"""Compiles rule sets at start and at each reload. A request uses the same one throughout."""
+"""Compiles rule sets at start and reload. A request keeps its set."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ from limitgate.stores.memory import system_clock
 
 
 class ReloadStats:
-    """Counts loads of rules, including the first one."""
-
     def __init__(self) -> None:
         self.ok = 1
         self.rejected = 0
         self.was_ok = True
         self.error: str | None = None
-        """Why the last load was rejected."""
+        """Of the last load."""
         self.at = time.time()
-        """Unix time in seconds."""
+        """Unix seconds."""
 
     def note(self, *, is_ok: bool, error: str | None = None) -> None:
         self.ok += is_ok
@@ -47,8 +45,7 @@ class ReloadStats:
 class ActiveRules:
     """Everything compiled from one rule set. Replaced atomically on reload.
 
-    A request may wait ``timeout`` seconds for the store. ``is_measured`` is True if it reports its silence. ``clock`` returns
-    Unix µs for decisions without a store.
+    ``timeout`` is in seconds per request, ``is_measured`` True if only silence counts. ``clock`` returns Unix µs.
     """
 
     def __init__(
@@ -67,15 +64,14 @@ class ActiveRules:
         self.rule_names = planner.names
         self.header_styles = header_styles
         self.has_commonest_style = header_styles == ("x-ratelimit",)
-        """True if ASGI fields have a fast path."""
         initials = [name[0] for name in names_of(header_styles)]
         self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
-        """A quick check for rate fields set by the application."""
+        """Quick check for the application's rate fields."""
         self.raw_initials = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
         self.body_limit = body_limit
-        """Bytes of a body that rules may read."""
+        """Bytes."""
         self.counts = counts
         self.clock = clock
 

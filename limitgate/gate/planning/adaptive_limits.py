@@ -15,14 +15,14 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """Adaptive limits by kind, tier and rule name. With ``shadow``, requests never wait."""
+    """By kind, tier and rule name. With ``shadow``, requests never wait."""
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow
         self._places: dict[tuple[Kind, str, str], ConcurrencyLimiter] = {}
 
     def of(self, rule: Rule, kind: Kind) -> ConcurrencyLimiter:
-        """Decorators with the same name share a limit. Raises `ConfigError` if their options differ."""
+        """Same names share a limit. Raises `ConfigError` for different options."""
         name = kind, rule.tier or DEFAULT_TIER, rule.name
         terms = self._terms(rule)
         places = self._places.get(name)
@@ -38,7 +38,7 @@ class AdaptiveLimits:
         return places
 
     def keep(self, rules: Iterable[Rule]) -> None:
-        """Apply the options of reloaded rules. Drop the limits of removed rules."""
+        """Apply reloaded options; drop removed rules."""
         left = {("rule", rule.tier or DEFAULT_TIER, rule.name): rule for rule in rules if rule.adaptive is not None}
         for name, places in list(self._places.items()):
             if name in left:

@@ -1,4 +1,4 @@
-"""Limits the number of buckets that one source may open, if clients can choose their names. Others share an overflow bucket."""
+"""Limits the buckets that one source may open with invented keys. Others share an overflow bucket."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from limitgate.process.forking import reset_in_children
 V = TypeVar("V")
 
 BUCKETS = 65_536
-"""Known buckets, stored by hash. At least the latest half is kept."""
+"""Stored by hash; the latest half is kept."""
 SOURCES = 65_536
-"""Known sources, stored by hash."""
+"""Stored by hash."""
 
 
 class Latest(Generic[V]):
-    """Keeps the latest entries, between ``most // 2`` and ``most``.
+    """Keeps the latest entries, between ``most // 2`` and ``most``, in two generations.
 
-    It drops the older of two generations when the younger one is half full. Threads need no lock; a race may only lose an
-    entry.
+    Needs no lock; a race may only lose an entry.
     """
 
     __slots__ = ("_elder", "_half", "_younger")
@@ -52,9 +51,9 @@ class Latest(Generic[V]):
 
 
 class CardinalityGuard:
-    """Lets each source open at most ``most`` buckets per minute, half of them at once.
+    """Each source may open ``most`` buckets per minute, half at once.
 
-    A source is an address, or None for all clients without one. ``clock`` returns monotonic seconds.
+    A source is an address, or None. ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -79,7 +78,6 @@ class CardinalityGuard:
         return self._known.get(hash(bucket)) is not None
 
     def open(self, bucket: Hashable, source: str | None, rule: str) -> bool:
-        """Return False if the source has opened too many."""
         with self._lock:
             opened = self._charge(source)
             if not opened:

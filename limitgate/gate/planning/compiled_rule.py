@@ -1,4 +1,4 @@
-"""Compiled rules, which turn a subject into charges, and refusal counts, see `limitgate.algorithms.refusals`."""
+"""Compiled rules turn a subject into charges and refusal counts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ from limitgate.rules.rule import Rule
 
 
 class CompiledRule:
-    """A rule compiled for one gate."""
-
     __slots__ = (
         "_cardinality",
         "_cost",
@@ -68,14 +66,14 @@ class CompiledRule:
         self.name = rule.name
         self.id_name = id_name(rule)
         self.written = rule
-        """The rule without limits from run time."""
+        """Without run-time limits."""
         self.is_decorator = kind != "rule"
         self.limits_by = rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
         self.is_guarded = cardinality is not None and self._key.is_inventable
-        """True if clients may invent its keys, which then pass `admitted_key`."""
+        """True if clients may invent keys."""
         self.enforced = not (shadow or rule.shadow)
         self.counts = counts
         self.row = None if counts is None or rule.exempt else counts.rule(rule)
@@ -87,32 +85,30 @@ class CompiledRule:
         self._cost = rule.fixed_costs
         self.is_graded = rule.reserve is not None
         self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
-        """None without an adaptive limit, or outside a server."""
+        """None outside a server."""
         self.priority = rule.priority
         if self.row is not None:
             self.row.adapt(self.places)
         self.is_by_outcome = bool(rule.charge_if) or bool(rule.token_kinds)
         self.is_conditional = rule.is_conditional or rule.reads_body
-        """True if the rule needs more than tier, method and path to be selected."""
+        """True if more than tier, method and path select the rule."""
         self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
-        """Return a name for the owner of a bucket, such as ``ip=20….7``; empty for a global bucket."""
+        """A bucket's owner, such as ``ip=20….7``; empty if global."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
     @property
     def tally(self) -> Tally | None:
-        """None outside a fleet."""
         return None if self.counts is None else self.counts.tally
 
     @property
     def tally_that_defers(self) -> Tally | None:
-        """None if the metrics of rules are counted at once."""
+        """None if metrics are counted at once."""
         return None if self.counts is None or not self.counts.defers else self.counts.tally
 
     def name_of(self, admission: Any) -> str:
-        """Return a name for the client of an admission, see `named`."""
         planner = admission.rules.planner
         names: Names = planner.names_shown
         if not self._key.is_by_client:
@@ -120,7 +116,7 @@ class CompiledRule:
         return self.named(planner.subject(admission.request, admission.identified), names)
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
-        """Return a copy with limits from run time. Raises `ConfigError` for impossible ones."""
+        """With limits from run time. Raises `ConfigError`."""
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
@@ -129,7 +125,6 @@ class CompiledRule:
         return limited
 
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
-        """Return the charges of a request, and open its bucket. ``values`` are further key parts."""
         cost = self.rule.costs_of(subject.request) if self._cost is None else self._cost
         key = self.key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
@@ -137,12 +132,11 @@ class CompiledRule:
         return self.charges(key, cost, subject.priority if self.is_graded else NORMAL)
 
     def key_of(self, subject: Subject, values: Sequence[Value] = ()) -> str:
-        """Return the key without suffix. ``values`` are further key parts."""
         text = self._key.text(subject)
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
     def charges(self, key: str, cost: int | tuple[int, ...], priority: Priority) -> list[Charge]:
-        """Return one charge per bucket. ``key`` has no suffix. ``cost`` is a tuple if limits have their own."""
+        """One charge per bucket. ``cost`` is a tuple for limits with own costs."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         if isinstance(cost, tuple):
             buckets = self.rule.buckets_for(priority)
@@ -159,20 +153,20 @@ class CompiledRule:
         ]
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
-        """Return the charges without opening a bucket. A cost that depends on the request is 1."""
+        """Charges without opening a bucket. An unknown cost is 1."""
         cost = self._cost or (1,) * len(self.rule.bucket_costs) or 1
         return self.charges(self.key_of(subject, values), cost, subject.priority)
 
     @property
     def cost(self) -> int | tuple[int, ...] | None:
-        """The cost; None if it depends on the request."""
+        """None if it depends on the request."""
         return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:
         return self._key.prepared(subject, self._prefix)
 
     def admitted_key(self, key: str, subject: Subject, values: Sequence[Value] = ()) -> str:
-        """Return the key, or the overflow bucket if the source has opened too many."""
+        """Return the key, or the overflow bucket."""
         cardinality = self._cardinality
         if cardinality is None or cardinality.know(key):
             return key
@@ -185,17 +179,17 @@ class CompiledRule:
 
 
 def _fitting(cost: int, bucket: Bucket) -> int:
-    """Cut an estimate of tokens to what a full bucket holds. Otherwise, the request could never pass."""
+    """Cut estimated tokens to a full bucket; otherwise the request never passes."""
     return max(1, cost) if bucket.refuses_all else min(cost, *[limit.most for limit in bucket.limits])
 
 
 def _places(bucket: Bucket, cost: int, unit: str) -> int:
-    """A request holds one slot, unless that limit has its own cost."""
+    """A request holds one slot, unless the limit has its own cost."""
     return min(cost, 1) if bucket.has_slots and unit == REQUESTS else cost
 
 
 def id_name(rule: Rule) -> str:
-    """Name in ids of refusals, with the tier because tiers may share names."""
+    """Includes the tier, because tiers may share names."""
     return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
@@ -203,17 +197,14 @@ _copy_slots = compiled(
     "\n    ".join(["def copy_slots(source, target):", *[f"target.{name} = source.{name}" for name in CompiledRule.__slots__]]),
     "copy_slots",
 )
-"""`copy` takes ten times as long, and a loop four times."""
+"""`copy` takes ten times as long."""
 
 
 _COUNT = Bucket((kept_as("refusals"),))
 
 
 def count_key(key: str) -> str:
-    """Return the key of a refusal count, in the same hash slot as the bucket.
-
-    Raises `ConfigError` for a prefix with a brace outside a hash tag (Redis Cluster specification).
-    """
+    """Return a refusal count's key, in the bucket's hash slot. Raises `ConfigError` for a brace outside a hash tag."""
     before, brace, rest = key.partition("{")
     tag, closing, _ = rest.partition("}")
     if "}" in before or (brace and not (tag and closing)):
@@ -223,9 +214,9 @@ def count_key(key: str) -> str:
 
 
 def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
-    """Count refusals, and ban the bucket if there are too many.
+    """Count refusals, and ban after too many.
 
-    The bucket comes before the count, which may ban it, and after it, to read the ban.
+    The bucket precedes the count, which may ban it, and follows it, to read the ban.
     """
     charge = charge._replace(max_wait_us=0, slot=0, adjustment=None)
     amount = Amount(
@@ -241,7 +232,6 @@ def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
 
 
 def forgetting(charges: Iterable[Charge]) -> Plan:
-    """Forget refusals and the resulting bans."""
     return Plan.reset([_counter(charge) for charge in charges])
 
 

@@ -1,4 +1,4 @@
-"""Identifies the caller of a request, its tier, its API key and its user."""
+"""Identifies a request's caller, tier, API key and user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AnyIdentify = Callable[[Request], Caller | Awaitable[Caller | None] | None]
 
 
 class Subject:
-    """A request with its caller and tier, the source of all key parts."""
+    """A request with caller and tier: the source of key parts."""
 
     __slots__ = ("_identities", "caller", "fields", "request", "route", "tier")
 
@@ -37,15 +37,13 @@ class Subject:
         self.route: str | None = None
         self._identities = identities
         self.fields: dict[str, str] = {}
-        """Cached key fields by label; empty for a missing part."""
+        """By label; empty for a missing part."""
 
     def api_key(self) -> str | None:
-        """None without a valid key."""
         return self._identities.api_key(self)
 
     @property
     def own_limits(self) -> Mapping[str, Given] | None:
-        """The caller's individual limits by rule name."""
         return None if self.caller is None else self.caller.limits
 
     @property
@@ -53,7 +51,6 @@ class Subject:
         return self.request.user
 
     def report_no_id(self, user: object) -> None:
-        """Log LG049 once."""
         self._identities.no_id.log(type(user).__name__, EXPECTED_USER)
 
     @property
@@ -66,16 +63,15 @@ class Subject:
         return self.caller.priority if self.caller else NORMAL
 
     def address(self) -> str | None:
-        """The address or network to count; None without a peer address."""
+        """Address or network; None without a peer."""
         client = self.request.resolved_client()
         return None if client is None else grouped(client, self._identities.ipv6_prefix)
 
 
 class Identities:
-    """Finds the caller of a request, by its API key, or by headers if the client or its proxy is trusted.
+    """Finds a request's caller by API key, or by headers if its client or proxy is trusted.
 
-    ``identifies`` is True if there is an ``identify``. A caller with a tier outside ``tiers`` gets the default rules, and its
-    tier is logged with ``no_tier``.
+    An unknown tier gets the default rules, and is logged by ``no_tier``. ``identifies``: there is an ``identify``.
     """
 
     def __init__(
@@ -103,7 +99,7 @@ class Identities:
         self._no_tier = no_tier
 
     def may_be_invented(self, label: str) -> bool:
-        """Return True if clients may invent values. Unknown methods share one value."""
+        """True for values that clients choose. Unknown methods share one."""
         return label == "host" or label.startswith(("header:", "json:")) or (label == "api_key" and not self.vouch_for_keys)
 
     @property
@@ -111,20 +107,19 @@ class Identities:
         return bool(self._callers)
 
     def address(self, request: Request) -> str | None:
-        """The address or network to count; None without a peer address."""
+        """Address or network; None without a peer."""
         client = request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
     @property
     def vouch_for_keys(self) -> bool:
-        """True if invented API keys can be detected."""
+        """True if invented API keys are detected."""
         return self._lists_keys or self._identifies
 
     def trust(self, client: str | None) -> bool:
         return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """``identified`` is the caller from ``identify``."""
         caller = self.caller(request, identified)
         return Subject(request, caller, self.tier_of(caller), self)
 
@@ -152,10 +147,9 @@ class Identities:
         return DEFAULT_TIER
 
     def api_key(self, subject: Subject) -> str | None:
-        """Return the text for an API key.
+        """Return the text for an API key; unlisted keys count as missing.
 
-        With listed keys, other keys count as missing. With ``identify``, the caller's id replaces the key, so that another key
-        does not open another bucket.
+        With ``identify``, the caller's id replaces the key, so that another key opens no other bucket.
         """
         presented = self._presented(subject.request)
         if presented is None:
@@ -178,10 +172,7 @@ class Identities:
 
 
 ID_FIELDS = ("identity", "id", "pk", "get_id", "user_id", "sub", "username", "display_name", "email")
-"""Attributes or mapping keys that may hold the id, in order of preference.
-
-``identity`` is Starlette's, ``pk`` Django's, ``get_id`` Flask-Login's, ``sub`` OpenID Connect's.
-"""
+"""In order of preference. ``identity``: Starlette, ``pk``: Django, ``get_id``: Flask-Login, ``sub``: OpenID Connect."""
 EXPECTED_USER = "text, a number, a UUID, or an object with identity, id, pk or username, or a tuple or mapping of these"
 
 
@@ -190,10 +181,9 @@ class NoIdError(TypeError):
 
 
 def user_id(user: Any) -> str | None:
-    """Return the text for a user; None for an anonymous one.
+    """Return the text for a user; None if anonymous. Raises `NoIdError`.
 
-    Integers and UUIDs count as their text, so ``1`` and ``"1"`` are the same user. Tuples never equal text. Raises
-    `NoIdError`.
+    Integers and UUIDs equal their text. Tuples never equal text.
     """
     if isinstance(user, _PLAIN):
         return _text(user)
@@ -231,7 +221,7 @@ def _text(value: Any) -> str | None:
 
 _PLAIN = (str, int, UUID, NoneType)
 _TUPLE = "\0"
-"""Prefix of a tuple's text. Other text with this prefix gets it twice."""
+"""Prefix of a tuple's text; doubled in other texts."""
 
 
 def _plain(text: str) -> str | None:
@@ -239,7 +229,7 @@ def _plain(text: str) -> str | None:
 
 
 def _joined(users: tuple[Any, ...]) -> str | None:
-    """Raise `NoIdError` for a missing element, because strangers may share the others."""
+    """Strangers may share the other elements."""
     texts = [user_id(each) for each in users]
     if None in texts:
         raise NoIdError(f"a tuple with an empty element, expected {EXPECTED_USER}")
@@ -250,14 +240,14 @@ UNASKED = object()
 
 
 class Identify:
-    """Calls ``identify``. Logs failures once per place in its code (LG071), without their text, which may name a client."""
+    """Calls ``identify``. Logs failures once per place (LG071), without their text."""
 
     def __init__(self, function: AnyIdentify) -> None:
         self._function = function
         self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
 
     def finding(self, request: Request, identified: object) -> Flow[Caller | None]:
-        """Call and await the function if needed. Raises `TypeError` for other types."""
+        """Call, and await if needed. Raises `TypeError` for other types."""
         try:
             if identified is UNASKED:
                 identified = self._function(request)
@@ -273,7 +263,7 @@ class Identify:
         raise TypeError(f"identify {gave}, expected a Caller or None")
 
     def note(self, error: Exception) -> None:
-        """Log a failure, unless it is about headers."""
+        """Errors about headers are not failures."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
             what = f"{type(error).__name__} at {place_in(self._function, error)}"

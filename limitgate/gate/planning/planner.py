@@ -1,4 +1,4 @@
-"""Turns a request into a plan: rules, buckets and charges. Compiled at start."""
+"""Turns a request into a plan, by code compiled at start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
-"""Bounded because clients choose paths."""
+"""Bounds, because clients choose paths."""
 
 LateLimit = tuple[Rule, Sequence[Value]]
 
@@ -70,10 +70,8 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
 
 
 class Entrance(Protocol):
-    """The adaptive limits of a gate."""
-
     def enter(self, admission: Any, outer: Any, plan: PreparedPlan | GivenPlans, caller: Caller | None, /) -> bool:
-        """Take permits. Return False if the request is refused or has to wait."""
+        """False if refused or to wait."""
 
 
 class _Open:
@@ -82,13 +80,11 @@ class _Open:
 
 
 Entering = tuple[Entrance, Any, Any]
-"""The adaptive limits, the admission that takes permits, and that of the next outer gate."""
+"""The adaptive limits, the admission, and the next outer gate's."""
 NO_PLACES: Entering = _Open(), None, None
 
 
 class Planner:
-    """Makes the plans of one gate."""
-
     def __init__(
         self,
         rules: RuleSet,
@@ -124,10 +120,10 @@ class Planner:
         )
         self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
-        """Shared by paths with the same rules."""
+        """Shared by paths with equal rules."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans]] = {}
         self._prepared: dict[Any, AnyPlans] = {}
-        """By tier, kind of method, route template, rules, decorators, and whether it is a WebSocket."""
+        """By tier, method, route template, rules, decorators, and protocol."""
         self._decorated: dict[int, CompiledRule] = {}
         compiled = {tier: [self._compile(rule, "rule") for rule in of_tier] for tier, of_tier in rules.tiers.items()}
         self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
@@ -137,13 +133,12 @@ class Planner:
         self.names = frozenset([rule.name for rule in every])
         self.asks_user = any(rule.key_asks("user") for rule in every)
         self.adapts = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
-        """True if a rule, or a decorator seen so far, has an adaptive limit."""
+        """True if an adaptive limit was seen."""
         self.trusts_proxies = identities.proxies.trust_anybody
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)
         self.names_shown = names
-        """How names of clients are shown."""
         self._strict = strict
         self._unlisted = Once(Diagnosis.UNLISTED_KEYS)
         for rule in every:
@@ -151,21 +146,19 @@ class Planner:
 
     @property
     def routes(self) -> Routes:
-        """Routes of the application."""
         return self._routes
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """None if limits have to be awaited. ``identified`` is the caller from ``identify``. Errors of callables propagate."""
+        """None if limits have to be awaited. Errors of callables propagate."""
         found = self.prepared(request, identified, NO_PLACES)
         return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
         self, request: Request, identified: Caller | None, entering: Entering | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
-        """Return the prepared plan of a request, and its keys.
+        """Return a request's prepared plan, and its keys.
 
-        ``identified`` is the caller from ``identify``. With adaptive limits, ``entering`` takes permits before any key is
-        computed. Return None without permits, or if limits have to be awaited.
+        ``entering`` takes permits before any key. None without permits, or if limits have to be awaited.
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
@@ -224,10 +217,7 @@ class Planner:
         return prepared.bound(keys if prepared.suffixes is None else prepared.spread(keys), caller)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
-        """Return all rules of any tier that may apply to a request without headers.
-
-        Also return the decorators among them, or everything if the request is exempt.
-        """
+        """Rules of any tier that may apply without headers, and those of decorators, or everything for exempt requests."""
         found: dict[CompiledRule, None] = {}
         taken: Container[Mark] = EVERYTHING
         _, marks = self._route(request) if self._routes.decorated() else (None, ())
@@ -242,12 +232,11 @@ class Planner:
         return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
     def address(self, request: Request) -> str | None:
-        """The address or network to count; None without a peer address."""
         request.resolve_client = self._identities.proxies.client
         return self._identities.address(request)
 
     def believes(self, request: Request, header: str) -> bool:
-        """True if a trusted proxy has sent this header."""
+        """True if a trusted proxy sent this header."""
         proxies = self._identities.proxies
         return header in request.headers and proxies.trust(request.peer)
 
@@ -257,7 +246,7 @@ class Planner:
     def further(
         self, request: Request, identified: Caller | None, applying: Sequence[LateLimit]
     ) -> RequestPlan | PendingLimits:
-        """Errors of callables propagate. Return `PendingLimits` if limits have to be awaited."""
+        """Return `PendingLimits` for limits to await. Errors of callables propagate."""
         subject = self.subject(request, identified)
         if any(rule.key_asks("path") for rule, _ in applying):
             subject.route, _ = self._route(request)
@@ -284,9 +273,9 @@ class Planner:
         path: str | None,
         charges: Sequence[Charge],
     ) -> RequestPlan | PendingLimits:
-        """Plan the charges of named rules, whatever their ``path``. ``charges`` were already made.
+        """Plan charges of named rules, whatever their ``path``. ``charges`` were made.
 
-        Raises `ConfigError` for an unknown name, and for a rule that counts by an unknown route.
+        Raises `ConfigError` for an unknown name or route.
         """
         subject = self.subject(request, identified)
         own = {charge.rule for charge in charges} if path is None else set()
@@ -312,12 +301,11 @@ class Planner:
         return compiled_rule
 
     def keep_adaptive_limits(self) -> None:
-        """Apply the options of these rules after a reload."""
         if self._adaptive_limits is not None:
             self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Set ``request.caller`` for callables of rules."""
+        """Sets ``request.caller`` for callables."""
         subject = self._identities.subject(request, identified)
         request.caller = subject.caller
         return subject
@@ -327,10 +315,7 @@ class Planner:
         return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
-        """Return the plans for a tier, method, path and root path.
-
-        The result is not cached if the key is long, the method is unknown, or ``version`` is None.
-        """
+        """Not cached for long keys, unknown methods, or without ``version``."""
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
@@ -399,7 +384,7 @@ class Planner:
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
 
     def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
-        """Return the paths that a sent path may mean; None for any path."""
+        """Paths that a sent path may mean; None for any."""
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return None

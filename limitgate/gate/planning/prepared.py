@@ -1,7 +1,8 @@
 """Prepared plans for requests that differ only in caller and results of callables.
 
-`RuleMatch` holds the rules that apply, and `PreparedPlan` is bound to the keys of a request. `ConditionalPlans` selects a plan
-by conditions, and `GivenPlans` by limits from run time.
+`RuleMatch` has the rules, `PreparedPlan` binds them to keys, `ConditionalPlans` selects by conditions, `GivenPlans` by limits
+from
+run time.
 """
 
 from __future__ import annotations
@@ -42,8 +43,6 @@ CompiledRules = tuple[CompiledRule, ...]
 
 
 class RuleMatch:
-    """The rules for a tier, method, path and root path."""
-
     __slots__ = (
         "adaptive_rules",
         "asks_route",
@@ -56,11 +55,11 @@ class RuleMatch:
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
         self.compiled_rules = compiled_rules
-        """Without exempt rules. Decorators come last."""
+        """Without exempt rules, decorators last."""
         self.exempting = exempting
         """By interpretation of the path."""
         self.is_conditional = bool(exempting) or any(each.is_conditional for each in compiled_rules)
-        """True if `narrowed` selects rules by request."""
+        """True if `narrowed` selects rules."""
         self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
@@ -70,12 +69,12 @@ class RuleMatch:
         self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
 
     def exempts(self, request: Request) -> bool:
-        """Return True if every interpretation of the path is exempt."""
+        """True if every interpretation is exempt."""
         admitting = {each for each in set(chain(*self.exempting)) if is_met(each.rule, request)}
         return bool(self.exempting) and not any(admitting.isdisjoint(one) for one in self.exempting)
 
     def read_body(self, request: Request) -> None:
-        """Raise `BodyWanted` if a rule that may apply needs the body, which is not read yet."""
+        """Raise `BodyWanted` if a rule may need an unread body."""
         if request.document is not UNREAD:
             return
         found = [each for each in self.compiled_rules if each.rule.reads_body and each.rule.admits_client(request)]
@@ -92,7 +91,7 @@ class RuleMatch:
 
 
 def is_met(rule: Rule, request: Request) -> bool:
-    """Cached. Errors of ``when`` propagate."""
+    """Evaluate ``when`` once per request. Its errors propagate."""
     met = request.met
     if met is None:
         met = request.met = {}
@@ -116,8 +115,6 @@ EXEMPT = RuleMatch(())
 
 
 class RequestPlan(NamedTuple):
-    """The charges of one request and their rules."""
-
     plan: Plan | None
     compiled_rules: Sequence[CompiledRule]
     is_by_outcome: bool = False
@@ -136,7 +133,7 @@ class RequestPlan(NamedTuple):
 
 NO_CHARGES = RequestPlan(None, ())
 Costs = tuple[int | tuple[int, ...] | None, ...]
-"""The cost of each rule, a tuple if its limits have their own; None if it depends on the request."""
+"""Per rule, a tuple for limits with own costs; None if it depends on the request."""
 
 
 def costs_by(
@@ -151,9 +148,8 @@ def costs_by(
 ) -> list[int]:
     """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
 
-    ``compiled_rules`` belong to the charges. ``status`` is None if unknown. A slot costs nothing once the response is sent. A
-    cost without a rule applies to rules with an individual cost, or to all if ``any_has_own_cost`` is False. ``usage`` are the
-    tokens of the response, for costs in tokens; what the application reports overrides them.
+    A slot costs nothing once the response is sent. A cost without a rule is for rules with an own cost, or for all unless
+    ``any_has_own_cost``. ``usage`` has tokens, which reported costs override. ``status`` may be unknown.
     """
     costs = []
     for charge, compiled_rule in zip(charges, compiled_rules):
@@ -176,17 +172,14 @@ def costs_by(
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """Adaptive limits for requests that take about the same time."""
+    """For requests of about the same duration."""
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
 
 
 class PreparedPlan:
-    """A plan for a tier, method, path and root path, without the client's parts of the keys.
-
-    ``costs`` has the cost of each rule; None if it depends on the request.
-    """
+    """A plan without the client's key parts. ``costs`` is None per rule if unknown."""
 
     __slots__ = (
         "_by_costs",
@@ -230,19 +223,16 @@ class PreparedPlan:
         self.keys = keys
         self.costs = costs
         self.is_ready = None not in costs
-        """False if `with_costs` has to compute costs."""
         self.is_direct = self.is_ready and adaptive is None
-        """True if the plan applies as it is, unless the caller has individual limits."""
         self.marks = marks
         self.adaptive = adaptive
         self.denying = denying
         self.messages = messages
         self.charged_rules = compiled_rules
-        """By charge in the template."""
+        """Per charge."""
         self.suffixes: Sequence[Sequence[str]] | None = None
-        """For `spread`, if any."""
         self.template = self._template()
-        """None if the charges are not plain, see `limitgate.limits.template`."""
+        """None for charges that aren't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | Queue | None = None
         self.pending: Queue | None = None
@@ -254,20 +244,18 @@ class PreparedPlan:
             if counts is not None and tally is not None:
                 self.counter = self.pending = self._queue(tally, self.counter, counts)
         self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
-        """Rules with keys that clients may invent, and their positions."""
+        """Positions and rules with inventable keys."""
         self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
-        """True if the keys depend only on the client's address."""
         self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
         self.has_slots = any(each.has_slots for each in compiled_rules)
         is_settled = not (self.is_by_outcome or self.has_slots)
         self.bans = any(each.rule.ban is not None for each in compiled_rules)
         self.is_simple = self.template is not None and self.template.is_enforced and is_settled
-        """True if an admitted request needs only rate fields."""
         self.given: GivenPlans | None = None
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
-        """By costs. None marks costs seen only once."""
+        """None: seen once."""
 
     def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
@@ -281,9 +269,9 @@ class PreparedPlan:
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
-        """Return the plan with the costs of a request. Errors of callables propagate.
+        """With a request's costs. Errors of callables propagate.
 
-        Recurring costs are prepared. For others, such as numbers of tokens, preparation would take longer than the charge.
+        Recurring costs are prepared. Others, such as tokens, take longer to prepare than to charge.
         """
         costs = tuple([each.rule.costs_of(request) for each in self.compiled_rules])
         known = self._by_costs.get(costs, self)
@@ -304,7 +292,7 @@ class PreparedPlan:
         return known
 
     def costing(self, cost: int) -> PreparedPlan:
-        """Return the plan with another cost for every limit. It isn't plain, because such costs seldom recur."""
+        """With another cost for every limit. Not plain, because such costs seldom recur."""
         known = copy(self)
         known.costs = tuple([(cost,) * len(each) if isinstance(each, tuple) else cost for each in self.costs])
         known.template = known.counter = known.suffixes = None
@@ -319,7 +307,7 @@ class PreparedPlan:
         return keys
 
     def spread(self, keys: Iterable[str]) -> Sequence[str]:
-        """Return the keys of all buckets."""
+        """Keys of all buckets."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
     def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
@@ -329,7 +317,6 @@ class PreparedPlan:
         return self._field_writer
 
     def refund(self, spent: PlainSpend, status: int | None, *, is_sent: bool) -> PlainRefund:
-        """By response status. It may be empty."""
         if self._refunds is None:
             self._refunds = {}
         found = self._refunds.get((status, is_sent))
@@ -358,7 +345,7 @@ class PreparedPlan:
         return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
-        """Return the charges if they are plain, and record the rules behind them."""
+        """Return the charges if they are plain, and record their rules."""
         rules, costs = self.compiled_rules, self.costs
         # Parts of one stored bucket are not plain.
         is_parted = tuple in map(type, costs)
@@ -394,15 +381,12 @@ _AT_HAND = (str, Limit, list, tuple, type(None))
 _AS_WRITTEN = object()
 _TOLD = 200
 MOST_CALLERS = 10
-"""Callers that are logged for the same invalid limits of a rule."""
+"""Logged for the same invalid limits of a rule."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class PendingLimits:
-    """Await this for limits from async callables, then plan the request again.
-
-    ``keys`` are ids of rules; None means all pending ones.
-    """
+    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
 
     __slots__ = ("_given", "_keys")
 
@@ -426,20 +410,18 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """The remaining coroutines would otherwise warn."""
+        """Remaining coroutines would warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
 
 
 class AppliedLimits(NamedTuple):
-    """Rules with the limits of a request."""
-
     compiled_rules: tuple[CompiledRule, ...]
     pending: Sequence[int]
-    """Ids of rules whose limits have to be awaited."""
+    """Rules with limits to await."""
     is_open: bool
-    """True if limits were invalid, and a further caller with these is to be logged."""
+    """True if invalid limits may be logged again."""
 
 
 class _FaultyLimitsError(Exception):
@@ -447,22 +429,21 @@ class _FaultyLimitsError(Exception):
 
 
 class GivenLimits:
-    """Applies limits from run time. ``names`` defines how much of a caller's name is logged."""
+    """Applies limits from run time. ``names`` masks logged callers."""
 
     def __init__(self, names: Names = "masked") -> None:
         self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
         self._names: Names = names
         self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
         self._callers_logged: Counter[tuple[str, str]] = Counter()
-        """By rule and reason, of at most `OncePerValue.MOST` pairs."""
+        """By rule and reason."""
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
     ) -> AppliedLimits:
-        """Return the rules that limit a request, with its limits.
+        """Return the rules that limit a request, with its limits; ``own`` are the caller's.
 
-        ``own`` are the caller's individual limits. Without ``remembers``, the result is not cached. Raises `ConfigError` for
-        invalid limits of a rule without written ones.
+        Without ``remembers``, not cached. Raises `ConfigError` for invalid limits without written ones.
         """
         given = request.given_limits
         found, pending, is_open = [], [], False
@@ -492,7 +473,7 @@ class GivenLimits:
         return AppliedLimits(tuple(found), pending, is_open)
 
     def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
-        """Raise `_FaultyLimitsError` for invalid limits if the rule has written ones."""
+        """Raise `_FaultyLimitsError` if written limits can replace invalid ones."""
         if limits is None:
             return None
         try:
@@ -509,7 +490,7 @@ class GivenLimits:
             raise _FaultyLimitsError(reason[:_TOLD]) from error
 
     def _report(self, rule: str, reason: str, request: Request) -> bool:
-        """Log the first callers of each rule and reason. Return True if a further caller will be logged."""
+        """Log the first callers. True if another one will be logged."""
         fault = rule, _ADDRESS.sub("", reason)
         if self._names == "off" or request.caller is None:
             self._unreadable.log(fault, rule, reason)
@@ -531,10 +512,7 @@ class GivenLimits:
 
 @final
 class GivenPlans:
-    """Selects among prepared plans by limits from run time.
-
-    ``marks``, ``adaptive`` and ``denying`` apply to every plan.
-    """
+    """Selects plans by limits from run time."""
 
     __slots__ = (
         "_callables",
@@ -574,11 +552,11 @@ class GivenPlans:
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """By result of each callable, or for callers with individual limits, by limits of each rule."""
+        """By result of each callable, or by individual limits."""
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
-        """The plan for callers without individual limits, or this object if callables decide."""
+        """For callers without own limits, or this object if callables decide."""
         if self._callables:
             return self
         prepared = self._prepared(self._compiled_rules)
@@ -649,7 +627,7 @@ class GivenPlans:
 
 @final
 class ConditionalPlans:
-    """Selects among prepared plans by conditions. ``unlimited`` is the plan of exempt requests."""
+    """Selects plans by conditions. ``unlimited`` is for exempt requests."""
 
     __slots__ = ("_conditions", "_match", "_plans", "_prepare", "_reads_body", "_unlimited")
     is_direct: Final = False
@@ -668,7 +646,6 @@ class ConditionalPlans:
         self._plans: dict[tuple[bool, ...], PreparedPlan | GivenPlans] = {}
 
     def plan_of(self, request: Request) -> PreparedPlan | GivenPlans:
-        """Errors of conditions propagate."""
         match = self._match
         if match.exempting and match.exempts(request):
             return self._unlimited

@@ -1,1 +1,1 @@
-"""Buckets in Redis: what the drivers in aio/ and threads/ share."""
+"""Buckets in Redis: shared by aio/ and threads/."""

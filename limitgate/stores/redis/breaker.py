@@ -1,8 +1,8 @@
 """Circuit breaker (Nygard, Release It!): requests fail at once while Redis does not answer.
 
-It opens after `FAILURES` failed calls in a row. Then the store sends one probe at a time, with growing, randomized pauses. If
-the process stands still when a probe is due or in flight (serverless functions), the open state is outdated and requests are
-sent. No clock, timer or connection.
+It opens after `FAILURES` failed calls in a row; then one probe at a time is sent, with growing, randomized pauses. If the
+process
+stands still when a probe is due (serverless functions), the state is outdated and requests are sent. No I/O.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = logging.getLogger("limitgate.store")
 
 FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Seconds between two probes; pauses double."""
+"""Seconds; pauses double."""
 CHANCE = random.SystemRandom()
-"""Leaves the application's seeded random state alone; differs in forks."""
+"""Spares the application's seeded state; differs in forks."""
 PROBE_TIMEOUT = 0.5
 """Seconds."""
 LATE = 0.1
-"""A probe or check this many seconds late means that the process stood still."""
+"""A probe this late (seconds) means that the process stood still."""
 
 
 State = Literal["closed", "open", "half-open"]
@@ -45,14 +45,12 @@ class Tally:
 
 
 class Breaker:
-    """Circuit breaker of one server. Its owner reports the outcome of each call and sends the probes.
+    """Circuit breaker of one server. Its owner reports calls and sends probes. Times are monotonic seconds.
 
-        closed      calls are sent
-        open        calls fail at once, until a probe is answered
-        half-open   the same, while a probe is in flight
-        (outdated   open or half-open, but probes are late: calls are sent until one fails)
-
-    Times are seconds of the owner's monotonic clock.
+    closed      calls are sent
+    open        calls fail at once, until a probe is answered
+    half-open   the same, while a probe is in flight
+    (outdated   open or half-open, but probes are late: calls are sent until one fails)
     """
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
@@ -66,9 +64,9 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
-        """Until then calls fail at once."""
+        """Calls fail at once until then."""
         self._began_late = self._told_nothing = False
-        """The process stood still when the latest probe was due, or while it was in flight."""
+        """The process stood still when the probe was due, or in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -76,18 +74,17 @@ class Breaker:
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest | FleetRequest) -> None:
-        """Record a sent plan, whose key the next probe uses: on a cluster it selects the node."""
+        """The next probe uses its key, which on a cluster selects the node."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
     def check(self, clock: Callable[[], float] = lambda: -math.inf) -> None:
-        """Raise `StoreError` if open and not outdated."""
         if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
             raise StoreError(f"no calls are sent to {self._server} until it answers a probe: {message}", fault)
 
     def succeeded(self) -> None:
-        """Record an answered call, which closes the breaker."""
+        """Closes the breaker."""
         if self.in_trouble:
             with self._tally.lock:
                 self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
@@ -98,7 +95,7 @@ class Breaker:
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
-        """Count a failed call. True if the breaker opens and the owner must probe."""
+        """True if the breaker opens, so the owner must probe."""
         # An error in a log record would keep its traceback alive.
         message = str(error)
         with self._tally.lock:
@@ -119,13 +116,13 @@ class Breaker:
         return True
 
     def retire(self) -> None:
-        """Stop probing, because another breaker takes over."""
+        """Another breaker takes over."""
         self._is_retired = True
 
     def pause_before_probe(self, now: float) -> float | None:
-        """Seconds until the next probe, from the start of the last one; None if no probe is needed.
+        """Seconds since the start of the last probe; None if none is needed.
 
-        Random between half and full length, so that processes do not probe at the same time.
+        Randomized, so that processes do not probe at the same time.
         """
         with self._tally.lock:
             if self.is_closed or self._is_retired:
@@ -139,7 +136,7 @@ class Breaker:
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
-        """The plan of a probe; None if no probe is needed."""
+        """None if none is needed."""
         with self._tally.lock:
             if self.is_closed or self._is_retired:
                 return None
@@ -149,7 +146,6 @@ class Breaker:
         return self._probe
 
     def is_probing(self, now: float) -> None:
-        """The owner listens for a probe's answer; called every `LATE` seconds."""
         if now > self._holds_until:
             self._told_nothing = not self._began_late
         elif self._holds_until < now + LATE:
@@ -161,8 +157,8 @@ def first_key(sent: AnyPlan | ConfigRequest | FleetRequest) -> str:
 
 
 def _probe_beside(key: str) -> Plan:
-    """Reset an unused bucket, which detects servers that refuse writes.
+    """Reset an unused bucket: this detects servers that refuse writes.
 
-    The bucket shares the hash slot of ``key``: for other slots a cluster node always answers.
+    It shares the slot of ``key``: a cluster node always answers for other slots.
     """
     return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

@@ -1,7 +1,7 @@
-"""The slot map of a Redis Cluster, plans that span several hash slots, and redirected calls.
+"""The slot map of a Redis Cluster, plans over several hash slots, and redirected calls.
 
-A script's keys must be in one slot, so such a plan is split. Its parts run in parallel, each atomically. If a part refuses or
-fails, the others are refunded, see limitgate/limits/plan.py.
+A script's keys must be in one slot, so plans are split into atomic, parallel parts. If one refuses or fails, the others are
+refunded, see limitgate/limits/plan.py.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from limitgate.stores.redis.wire import Call
 GIVE_BACK_TIMEOUT = 0.5
 """Seconds."""
 MAP_PAUSE = 0.1
-"""Seconds between lookups."""
+"""Seconds."""
 PAUSE = 0.01
-"""Seconds before a parked or split call is sent."""
+"""Seconds, for a parked or split call."""
 MAX_HOPS = 5
-"""Redirections without a pause."""
+"""Without a pause."""
 
 
 class Part(NamedTuple):
@@ -43,12 +43,11 @@ def hash_slot(key: str) -> int:
 
 
 def hash_slot_of(plan: AnyPlan) -> int:
-    """Return the hash slot of a plan whose buckets share one."""
     return hash_slot(plan.charges[0].key if isinstance(plan, Plan) else plan.keys[0])
 
 
 def parts_of(plan: AnyPlan) -> list[Part]:
-    """Split a plan by hash slot. A plain plan with several slots becomes a general plan."""
+    """A plain plan with several slots becomes general."""
     if not isinstance(plan, Plan):
         slot, *others = map(hash_slot, plan.keys)
         if others.count(slot) == len(others):
@@ -70,7 +69,7 @@ class Conclusion(NamedTuple):
     outcome: Outcome
     refunds: Sequence[Plan] = ()
     untouched: Sequence[tuple[Plan, Reading]] = ()
-    """Uncharged buckets of a refused plan, with their readings."""
+    """Of a refused plan."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
@@ -122,7 +121,7 @@ def _untouched(reading: Reading) -> tuple[Plan, Reading]:
 
 
 class Route(NamedTuple):
-    """Where to send a redirected call: at once, after `PAUSE` (park), or each of its plans separately after `PAUSE` (split)."""
+    """Where to resend: at once, after `PAUSE` (park), or plan by plan after `PAUSE` (split)."""
 
     address: Address
     how: Literal["send", "park", "split"]
@@ -132,7 +131,7 @@ N = TypeVar("N", bound=Any)
 
 
 class SlotMap(Generic[N]):
-    """Maps hash slots to nodes, which ``open_node`` creates. ``seeds`` are asked about unknown slots."""
+    """``open_node`` creates nodes. ``seeds`` are asked about unknown slots."""
 
     def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
         self._seeds = tuple(seeds)
@@ -142,7 +141,6 @@ class SlotMap(Generic[N]):
         self.is_outdated = False
 
     def holder(self, slot: int) -> Address:
-        """The node to ask about a slot."""
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])
 
     def node(self, address: Address) -> N:
@@ -154,13 +152,13 @@ class SlotMap(Generic[N]):
         self.is_outdated = True
 
     def route(self, call: Call, redirection: Redirection, origin: Address) -> Route:
-        """Route a call that the node at ``origin`` has redirected.
+        """Route a call that ``origin`` has redirected.
 
-            MOVED      another node holds the hash slot: resend there at once, and look up the map
-            ASK        the bucket has moved ahead of its slot: resend there once, after ASKING
-            TRYAGAIN   the slot is moving and splits the call's buckets: resend each plan after a pause
+        MOVED      another node has the slot: resend, and look up the map
+        ASK        the bucket has moved ahead of its slot: resend once, after ASKING
+        TRYAGAIN   the moving slot splits the call's buckets: resend each plan after a pause
 
-        After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure.
+        After `MAX_HOPS` redirections a call pauses: nodes disagree. CLUSTERDOWN is a failure.
         """
         slot = hash_slot(first_key(call.first))
         if isinstance(redirection, TryAgainError):
@@ -173,7 +171,7 @@ class SlotMap(Generic[N]):
         return Route(address, "send" if call.hops <= MAX_HOPS else "park")
 
     def learn(self, reply: object, origin: Address) -> bool:
-        """Read a node's reply to CLUSTER SLOTS. False if it names no slot."""
+        """A reply to CLUSTER SLOTS. False if it names no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)
@@ -200,7 +198,7 @@ class SlotMap(Generic[N]):
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], float]) -> StoreError | None:
-    """Return the failure of a plan that needs an unreachable node."""
+    """For a plan that needs the node."""
     failures = []
     for part in parts:
         try:
@@ -214,12 +212,11 @@ def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], 
 
 
 def address_at(host: str, port: int, origin: Address) -> Address:
-    """A node's address in a reply; an empty host means ``origin``."""
+    """An empty host means ``origin``."""
     return (origin[0] if host in ("", "?") else host), port
 
 
 def _ranges(reply: object, origin: Address) -> Iterable[tuple[int, int, Address]]:
-    """First slot, last slot and node, by CLUSTER SLOTS."""
     for entry in reply if isinstance(reply, list) else []:
         try:
             first, last, (host, port, *_), *_ = entry

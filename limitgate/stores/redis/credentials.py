@@ -1,7 +1,7 @@
-"""Logins from a ``credentials`` callable, called in a separate thread or task.
+"""Logins from a ``credentials`` callable, in a separate thread or task.
 
-A callable that hangs or fails only fails a connection attempt; a late answer serves the next one. Errors, log lines and reprs
-contain no part of a login.
+If it hangs or fails, only a connection attempt fails; a late answer serves the next one. No error, log line or repr contains a
+login.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from limitgate.rules.options import accepts, is_async
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]
-"""User (None for the default user), password, and optional validity in seconds."""
+"""User (None: default), password, validity in seconds."""
 GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
@@ -33,7 +33,7 @@ LONGEST = 10.0
 """Seconds until another call may start."""
 MOST_HANGING = 4
 _RENEWED_AFTER = 0.75
-"""Share of its validity for which a login is used."""
+"""Share of its validity."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
@@ -43,12 +43,11 @@ class Login(NamedTuple):
     user: str | None
     password: str
     renew_at: float
-    """Monotonic; infinity if the login does not expire."""
+    """Monotonic; infinity without expiry."""
     expires_at: float
 
     @property
     def retry_every(self) -> float:
-        """Seconds between attempts to replace the connection."""
         return min(max((self.expires_at - self.renew_at) / 4, _SHORTEST_RETRY), _LONGEST_RETRY)
 
     def __repr__(self) -> str:
@@ -65,7 +64,7 @@ class _Answer(NamedTuple):
 
 
 class Credentials:
-    """Gets logins from a callable. Raises `ConfigError` if it is unsuitable."""
+    """Raises `ConfigError` for an unsuitable callable."""
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
@@ -84,7 +83,7 @@ class Credentials:
         self._calls: list[tuple[float, Future[_Answer]]] = []
 
     def login(self, within: float) -> Login:
-        """Raises `CredentialsError` after ``within`` seconds, `OSError` if no thread can be started."""
+        """Raises `CredentialsError` after ``within`` seconds, `OSError` without a thread."""
         call = self._call()
         try:
             call.result(within)
@@ -94,7 +93,6 @@ class Credentials:
         return _told(self._read(call))
 
     async def alogin(self, within: float) -> Login:
-        """`login`, for asyncio."""
         loop = asyncio.get_running_loop()
         task = self._in_loops.get(loop)
         if task is None or task.done():
@@ -127,7 +125,7 @@ class Credentials:
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
-        """Call in a new thread, unless a call is running or has a late answer."""
+        """Unless a call is running or has a late answer."""
         with self._lock:
             now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
@@ -155,7 +153,7 @@ class Credentials:
         call.set_result(_Answer(given, monotonic()))
 
     def _failed(self, error: BaseException) -> CredentialsError:
-        """Leave out the error's text, which may contain a token."""
+        """The error's text may contain a token."""
         return CredentialsError(f"credentials raised {type(error).__name__} at {place_in(self._give, error)}")
 
     def _use(self, call: Future[_Answer]) -> None:
@@ -180,7 +178,7 @@ class Credentials:
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """Return or raise, from a frame without the login."""
+    """Keeps the login out of tracebacks."""
     if isinstance(found, Exception):
         raise found
     return found

@@ -1,8 +1,9 @@
 """Answers refused callers locally until they may retry.
 
-A request is refused locally only if it cannot fit even by the time since the call was *sent*. The reported wait uses the time
-since the reply was *received*, so it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets by other
-processes. Known bans hold until they end or a reading lacks them, even while Redis is unreachable.
+A request must not fit even by the time since the call was *sent*; the reported wait counts from when the reply was *received*,
+so
+it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets. Known bans hold until they end or a reading
+lacks them, even without Redis.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from limitgate.limits.plan import Charge, Reading, read
 from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 
 LONGEST = 1.0
-"""Seconds of a local refusal."""
+"""Seconds."""
 MAX_BUCKETS = 10_000
 """The oldest go first."""
 SKEW = 1.001
-"""Maximum rate of Redis' clock: twice the maximum NTP slew (500 ppm)."""
+"""Twice the maximum NTP slew (500 ppm)."""
 
 
 class _Refusal(NamedTuple):
@@ -41,14 +42,14 @@ class _Refusal(NamedTuple):
 class _GivenBack(NamedTuple):
     heard: float
     now: float
-    """Redis' clock then; infinity accepts only readings sent later, as after a reset."""
+    """Redis' clock; infinity accepts only later readings."""
 
     def is_followed_by(self, sent: float, now: int) -> bool:
         return sent >= self.heard or now >= self.now
 
 
 class DenyCache:
-    """Remembers the buckets of refused plans. Times are seconds of one monotonic clock."""
+    """Buckets of refused plans. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.refusals: dict[str, _Refusal] = {}
@@ -66,7 +67,7 @@ class DenyCache:
         return False
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """Return a refusal; None if Redis must be asked, also if any bucket is unknown."""
+        """Return a refusal; None to ask Redis, also for an unknown bucket."""
         if plan.verb != "spend":
             return None
         refusals, charges = [], []
@@ -115,7 +116,7 @@ class DenyCache:
         return reading
 
     def learn(self, plan: AnyPlan, reading: AnyReading, sent: float, heard: float) -> None:
-        """Remember a refusal, or forget changed buckets. ``sent`` and ``heard`` are the times of the call."""
+        """Remember a refusal, or forget changed buckets; ``sent`` and ``heard`` are the call's times."""
         refused = plan.verb == "spend" and not reading.admitted
         gives_back = plan.gives_back
         if not (refused or gives_back or any(charge.key in self.refusals for charge in plan.charges)):
@@ -136,7 +137,7 @@ class DenyCache:
             self._drop_oldest()
 
     def forget(self, keys: Iterable[str], now: int, sent: float, heard: float) -> None:
-        """Forget refunded buckets. ``now`` is Redis' clock in Unix µs."""
+        """Refunded at ``now``, Redis' clock in Unix µs."""
         with self._lock:
             for key in keys:
                 last = self._given_back.get(key)
@@ -160,7 +161,7 @@ MAX_BANS = 10_000
 
 
 class KnownBans:
-    """Remembers bans by bucket key. Times are seconds of one monotonic clock."""
+    """By bucket key. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.ends: dict[str, tuple[float, int]] = {}
@@ -178,7 +179,7 @@ class KnownBans:
                 self.forget([charge.key], reading.now)
 
     def forget(self, keys: Iterable[str], now: int) -> None:
-        """Forget bans lifted before ``now``, Redis' clock in Unix µs."""
+        """Lifted before ``now``, Redis' clock in Unix µs."""
         for key in keys:
             known = self.ends.get(key)
             # Otherwise the reading is older.

@@ -1,4 +1,4 @@
-"""Opens connections to the servers of a store URL, by redis-py; resolves host names for asyncio."""
+"""Connects to the servers of a URL by redis-py; resolves host names for asyncio."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from limitgate.stores.redis.url import (
 )
 
 CONNECT_TIMEOUT = 1.5
-"""Seconds for connecting in the background."""
+"""Seconds, in the background."""
 ASK_TIMEOUT = 0.3
-"""Seconds until the next Sentinel or node is asked."""
+"""Seconds until the next Sentinel or node."""
 
 LOGIN_TIMEOUT = 1.0
-"""Seconds for the credentials callable."""
+"""Seconds, for the credentials callable."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -85,7 +85,7 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Parameters that a URL cannot express, that have their own place in it, or that LimitGate sets."""
+"""Not in a URL, or set by LimitGate."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
@@ -94,10 +94,9 @@ class NoMasterError(RedisConnectionError):
 
 
 class Dialer:
-    """Opens and inspects connections to the servers of a URL. Raises `ConfigError`.
+    """Opens and inspects connections. Raises `ConfigError`.
 
-    ``pool_class`` is redis-py's sync or async pool. ``socket_timeout`` is in seconds; None on asyncio, where a `ListeningClock`
-    measures the time.
+    ``pool_class`` is redis-py's. ``socket_timeout`` is None on asyncio, where a `ListeningClock` measures.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Dialer:
         return self._where.nodes
 
     def dial(self, address: Address | None = None, *, within: float | None = None) -> Any:
-        """Open a sync connection, or one to the cluster node at ``address``. Each step takes at most ``within`` seconds."""
+        """Connect, also to the cluster node at ``address``. Each step takes ``within`` seconds."""
         _check_not_frozen()
         options = {} if within is None else {"socket_timeout": within, "socket_connect_timeout": within}
         try:
@@ -176,7 +175,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """``clock`` belongs to the event loop."""
+        """``clock`` is the event loop's."""
         _check_not_frozen()
         try:
             connection = await self._adial(clock, address)
@@ -309,7 +308,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """Read the master's address from a Sentinel, which is asked first from now on."""
+        """This Sentinel is asked first from now on."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -332,13 +331,13 @@ class Dialer:
 
 
 def _check_not_frozen() -> None:
-    """Raise before credentials, host names or anything else are asked."""
+    """Raise before anything is asked."""
     if switch.stand_in is not None:
         raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
 
 class _Packer:
-    """Packs redis-py's connect commands in place of hiredis, see `wire.arguments`."""
+    """In place of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -426,7 +425,7 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 class Spare:
-    """A file descriptor in reserve for when none is free. Thread-safe."""
+    """A file descriptor for when none is free. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
@@ -438,7 +437,7 @@ class Spare:
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """Close the descriptor. False if there is none."""
+        """False without one."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -453,10 +452,9 @@ Addresses = Sequence[str]
 
 
 class Resolver:
-    """Resolves names for all event loops. If a lookup fails, the last result is used. A failed address is tried last.
+    """Resolves names for all event loops. A failed lookup uses the last result, a failed address is tried last.
 
-    The default executor isn't used, because a slow name server would block threads that the application needs. One daemon
-    thread serves all attempts for a name.
+    One daemon thread serves each name: a slow name server would block the default executor's threads.
     """
 
     def __init__(self) -> None:
@@ -470,7 +468,7 @@ class Resolver:
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """At least one address, in the order to try. Raises `OSError`."""
+        """At least one, in order. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:
@@ -519,7 +517,7 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """The last known addresses; otherwise raises ``error``."""
+        """Return the last known addresses, or raise ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]

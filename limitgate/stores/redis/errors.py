@@ -29,14 +29,14 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
-"""redis-py's MOVED is a kind of ASK."""
+"""MOVED is a kind of ASK in redis-py."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 _LONGEST = 500
-"""Characters of a server's text to repeat."""
+"""Characters."""
 
 
 class CredentialsError(RedisConnectionError):
@@ -44,7 +44,7 @@ class CredentialsError(RedisConnectionError):
 
 
 class Hindrance(NamedTuple):
-    """Why a server is unusable, if retrying cannot fix it."""
+    """Why retrying can't fix a server."""
 
     diagnosis: Diagnosis
     reason: str
@@ -73,12 +73,12 @@ _HINDRANCES = (
     ("MISCONF", _WRITES, "it cannot save its data to disk: fix that, or CONFIG SET stop-writes-on-bgsave-error no"),
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
-"""Parts of server errors; redis-py usually removes their codes."""
+"""Parts of errors; redis-py removes their codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""Texts of proxies and hosted servers."""
+"""From proxies and hosted servers."""
 _FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
@@ -87,15 +87,14 @@ _EXPIRED, _OTHER_NAME = 10, (62, 64)
 
 
 _REPEATED = ", with args beginning with"
-"""Redis repeats the arguments after this text."""
+"""Redis repeats the arguments after it."""
 _MASK = "***"
 
 
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
-    """Remove a login from a connection error, its causes and their tracebacks.
+    """Remove a login from a connection error, its causes and tracebacks.
 
-    Servers and proxies repeat HELLO and AUTH. Errors other than redis-py's or the network's may hold server bytes, so they are
-    replaced.
+    Servers and proxies repeat HELLO and AUTH. Unknown errors may hold server bytes, so they are replaced.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
@@ -116,7 +115,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """Mask a login, except in known error texts, which may contain the password as a word."""
+    """Except in known texts, which may contain the password as a word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -196,7 +195,6 @@ def _cure_of(error: ssl.SSLCertVerificationError) -> str:
 
 
 def is_no_room(error: BaseException | None) -> bool:
-    """True if file descriptors or memory are exhausted here."""
     while error is not None:
         if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno in _NO_ROOM:
             return True
@@ -209,7 +207,7 @@ def no_room() -> StoreError:
 
 
 OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
-"""A script reports this error in its reply."""
+"""Reported by a script's reply."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -218,12 +216,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unsendable(error: Exception) -> StoreError:
-    """Convert an error of packing a call, one of `wire.UNSENDABLE`."""
+    """Convert one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 
 def store_error(error: Exception) -> StoreError:
-    """Convert an error of redis-py or the network. Copies a `StoreError`."""
     return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
 
 

@@ -1,6 +1,6 @@
-"""Inspects servers on each new connection: missing rights, eviction, and replaced data.
+"""Inspects servers on each connection: missing rights, eviction, replaced data.
 
-Inspection never fails a connection. It logs connection failures that retrying cannot fix, such as a TLS mismatch.
+It never fails a connection. It logs failures that retrying can't fix, such as a TLS mismatch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
 
 
 FORGOTTEN = 600.0
-"""Seconds until a repeated error is logged again."""
+"""Seconds until an error is logged again."""
 
 
 class Data(NamedTuple):
@@ -49,23 +49,23 @@ class Data(NamedTuple):
     """Previous replication ID, or zeros."""
 
     def continues(self, before: Data) -> bool:
-        """True if these data contain all of ``before``."""
+        """True if these data contain ``before``."""
         forgot_its_replicas = self.run == before.run and not self.parent.strip("0")
         return self.history == before.history or forgot_its_replicas
 
 
 class Report(NamedTuple):
     rights: Sequence[str]
-    """Missing rights, in ACL SETUSER syntax."""
+    """Missing rights, as in ACL SETUSER."""
     evicts: str
-    """Eviction policy that can drop buckets; empty if none does."""
+    """Policy that can drop buckets, or empty."""
     data: Data | None
     """None for a replica."""
     unknown: Sequence[str] = ()
 
 
 def read_report(reply: object) -> Report | None:
-    """None for a reply of another kind."""
+    """None for another reply."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -94,7 +94,7 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Logs problems in the reports of a store's servers, each once."""
+    """Logs each server problem once."""
 
     replacements = 0
     """Connections to a server that may have lost data."""
@@ -108,7 +108,7 @@ class Inspection:
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """Monotonic time of the last such error."""
+        """Monotonic time of the last one."""
         self._masters: set[str] = set()
 
     def expect(self, prefix: str) -> None:
@@ -117,17 +117,16 @@ class Inspection:
 
     @property
     def question(self) -> Sequence[Any]:
-        """Sent on a new connection."""
         return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
-        """Log a failure that retrying cannot fix, once until a connection succeeds."""
+        """Once until a connection succeeds, if retrying can't help."""
         hindrance = hindrance_of(error)
         if hindrance is not None:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log an error reply that retrying cannot fix, except of a former master: the next connection finds the new one."""
+        """Except of a former master: the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -143,7 +142,6 @@ class Inspection:
                 diagnosis.log(server, reason)
 
     def tell_tls(self, server: str, reason: str) -> None:
-        """Log a TLS mismatch between a server and its URL."""
         self._tell(server, Diagnosis.TLS, reason)
 
     def _tell(self, server: str, diagnosis: Diagnosis, reason: str) -> None:
@@ -185,7 +183,7 @@ class Inspection:
 
 
 APART = 60.0
-"""Seconds between two checks of a server."""
+"""Seconds."""
 _TIMEOUT = 0.5
 """Seconds per step."""
 
@@ -208,7 +206,7 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """Check after the first command: some servers request a certificate only then."""
+        """Some servers request a certificate only after the first command."""
         if self._uses_tls:
             self.look(server, connection, error)
 
@@ -237,20 +235,20 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """True if a command is answered without TLS."""
+    """True if the server answers without TLS."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")
 
 
 def _shakes_hands(address: Address) -> bool:
-    """True if a TLS handshake succeeds with any certificate. Sends no data."""
+    """True if a TLS handshake succeeds with any certificate."""
     with _spoken_to(address):
         return True
 
 
 def _wants_certificate(address: Address) -> bool:
-    """True if the server closes after the handshake, as TLS 1.3 does without a client certificate."""
+    """TLS 1.3 closes after the handshake without a client certificate."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)

@@ -1,14 +1,15 @@
-"""Leases: a process charges a bucket for several requests in advance and admits them locally.
+"""Leases: a process charges a bucket in advance and admits requests locally.
 
-A lease counts as used in Redis at once. Its capacity must not be used after it has drained there, so a lease keeps two debts
-per window, as Redis would see them without other clients:
+A lease is used in Redis at once, and useless after it has drained there. So it keeps two debts per window, as Redis would have
+them without other clients:
 
-    ahead   with the whole lease, drained since
-    held    with the local requests, charged when they came
+ahead   with the whole lease, drained since
+held    with the local requests, charged when they came
 
 Their difference is usable. It shrinks after ``held`` is paid off, so leases never admit more (proof in docs/architecture.md). A
-lease ends after `LONGEST` seconds or when it is used up. Then the rest is returned, except what drains in `LONGEST` seconds, on
-which later leases rely.
+lease ends after `LONGEST` seconds or when used up; the rest is returned, except what drains in `LONGEST` seconds, on which
+later
+leases rely.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from limitgate.limits.template import AnyPlan, AnyReading
 from limitgate.stores.redis.deny_cache import SKEW
 
 LONGEST = 1.0
-"""Maximum seconds."""
+"""Seconds."""
 MAX_BUCKETS = 1_000
 """All may have to be returned at once."""
 
@@ -35,7 +36,7 @@ class _Held:
         self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
-        """With the local requests, in ticks per window."""
+        """Ticks per window, with local requests."""
         self.began = self.as_of = now
         """Redis' clock, Unix µs."""
         self.sent = sent
@@ -49,30 +50,30 @@ class _Held:
             self.as_of = now
 
     def view(self) -> list[int]:
-        """The debts if other clients have used everything else."""
+        """As if other clients had used all else."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
-        """Return the lease, except the spare part, and lease up to ``most`` requests again."""
+        """Return the lease, except the spare part, and lease up to ``most`` again."""
         bucket = zip(self.ahead, self.debts, self.bucket.counts)
         back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
         return Adjustment(most, self.as_of, back, [0] * len(back))
 
 
 class Leases:
-    """Leases of this process on buckets with a ``lease`` limit. Times are seconds of one monotonic clock."""
+    """Leases on buckets with a ``lease``. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
         self.pending: set[str] = set()
-        """A lease request is in flight."""
+        """Keys with a request in flight."""
         self._lock = RLock()
 
     def __len__(self) -> int:
         return len(self._held)
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """Admit a plan from leases; None if they do not suffice."""
+        """None if leases don't suffice."""
         counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             # On a cluster a part may consist of a ban only.
@@ -99,7 +100,7 @@ class Leases:
             return reading._replace(source="lease")
 
     def extend(self, plan: Plan, at: float) -> Plan:
-        """Add new leases to a plan, in exchange for the current ones."""
+        """Add new leases to a plan, for the current ones."""
         if plan.verb == "spend":
             for charge in plan.charges:
                 if charge.bucket.lease:
@@ -140,19 +141,18 @@ class Leases:
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: AnyPlan) -> None:
-        """Forget the leases of an unanswered plan; they drain."""
+        """Leases of an unanswered plan drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:
                 self.pending.discard(charge.key)
 
     def pause(self, at: float) -> float | None:
-        """Seconds until the oldest lease ends; None without leases."""
         with self._lock:
             oldest = next(iter(self._held.values()), None)
         return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
-        """End leases of at least ``age`` seconds. Return a plan for each, which returns it."""
+        """End leases of ``age`` seconds. Return a plan for each."""
         plans = []
         with self._lock:
             for key, held in list(self._held.items()):

@@ -1,6 +1,6 @@
-"""Encodes plain plans: a generated script per plan shape, and a reply that is one string of numbers.
+"""Encodes plain plans: a script per plan shape, and a reply of one string of numbers.
 
-See limitgate/lua/plain.lua and limitgate/lua/refund.lua.
+See plain.lua and refund.lua in limitgate/lua.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, Ref
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
 ]
-"""Read at import, so that no request opens a file."""
+"""Read at import: no request opens a file."""
 _PIECES = plain_pieces()
 # Redis' clock, and whether it is out of memory.
 _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
-"""The buckets were not as expected; or all charges fitted."""
+"""Unexpected buckets; all charges fitted."""
 
 
 class Script(NamedTuple):
@@ -41,7 +41,7 @@ class Script(NamedTuple):
         return cls(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
     def words(self, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - used for each call
-        """A command's first words, with the text if ``in_full``."""
+        """Return a command's first words, with the text if ``in_full``."""
         return ("EVAL", self.text) if in_full else ("EVALSHA", self.sha)
 
 
@@ -52,7 +52,7 @@ def script_of(shape: ScriptVariant) -> Script:
 
 @cache
 def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - same signature as `Script.words`
-    """Cached `Script.words`."""
+    """`Script.words`, cached."""
     return script_of(shape).words(in_full)
 
 
@@ -67,7 +67,7 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack the command for plans of one shape; each template is sent once. ``words`` are from `words_of`."""
+    """Sends each template once. ``words`` are from `words_of`."""
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
     if len(plans) > 1:
@@ -117,7 +117,6 @@ def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tu
 
 
 def _packed_keys(keys: Sequence[str]) -> bytes:
-    """Like `_bulk`, in one step if they have the same length."""
     between = f"\r\n${len(keys[0])}\r\n"
     text = f"{between}{between.join(keys)}\r\n"
     if text.isascii() and len(set(map(len, keys))) == 1:
@@ -158,7 +157,7 @@ def given(plans):
 
 @cache
 def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
-    """Make a function that packs the time and graces of each refund."""
+    """Packs time and graces of each refund."""
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _GIVEN.format(
         was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
@@ -169,13 +168,13 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
-"""The server's clock in Unix µs, whether memory was lacking, and a result per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 if
-a charge did not fit. None if all are `ADMITTED`.
+"""Server clock in Unix µs, lack of memory, results per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 for a refusal. None if
+all are `ADMITTED`.
 """
 
 
 def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
-    """Decode a reply into the plans. Raises `StoreError`."""
+    """Decode into the plans. Raises `StoreError`."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -203,7 +202,7 @@ def note(plans, each, now):
 
 @cache
 def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
-    """The struct of a plan's reply, and a function that stores replies in plans; True if all are `ADMITTED`."""
+    """A plan's `struct`, and a function that stores replies; True if all are `ADMITTED`."""
     if shape.gives_back:
         return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
@@ -233,7 +232,7 @@ def _expanded(
     pieces: Mapping[str, Sequence[str]],
     block: Sequence[str],
 ) -> Iterator[str]:
-    """Fill a block of a script; ``--window`` lines are repeated per window."""
+    """``--window`` lines are repeated per window."""
     for line in chain.from_iterable([pieces.get(line, (line,)) for line in block]):
         filled = _filled(line, names)
         if filled.endswith("--window"):
@@ -243,7 +242,7 @@ def _expanded(
 
 
 def _script(shape: ScriptVariant) -> str:
-    """Expand plain.lua or refund.lua for plans of a shape."""
+    """Expand plain.lua or refund.lua."""
     first, reported = 1, 2
     buckets: dict[str, list[_Expand]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):

@@ -1,4 +1,4 @@
-"""A Python replacement for the used part of hiredis. No I/O."""
+"""Replaces the used part of hiredis. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields for more bytes and returns the parsed value."""
+"""Yields for more bytes."""
 
 
 class ProtocolError(Exception):
@@ -30,13 +30,13 @@ class PushNotification(list[Any]):
 
 
 def pack_command(words: Iterable[str | bytes | int]) -> bytes:
-    """Raises `UnicodeEncodeError` for text that UTF-8 cannot encode."""
+    """Raises `UnicodeEncodeError`."""
     packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n%b" % (len(packed), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed]))
 
 
 class Reader:
-    """Parses replies. `gets` returns ``notEnoughData`` without a complete reply."""
+    """`gets` returns ``notEnoughData`` for a partial reply."""
 
     def __init__(self, *, notEnoughData: object, replyError: Callable[[str], object]) -> None:  # noqa: N803 - hiredis' names
         self._nothing = notEnoughData

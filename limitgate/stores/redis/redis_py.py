@@ -1,4 +1,4 @@
-"""Uses of redis-py's connection internals, versions 5.0 to 8, and options of its sockets."""
+"""redis-py's connection internals, 5.0 to 8, and socket options."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Options for all connections, of which ``made`` is the first.
-
-    Host names in certificates are checked by default; redis-py does so only since 6.0.
-    """
+    """For connections after ``made``. Certificates must match host names; redis-py checks only since 6.0."""
     shared = dict(options)
     # Since redis-py 7.2; otherwise each connection reads a version from disk.
     if hasattr(made, "driver_info"):
@@ -37,14 +34,14 @@ def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
 
 
 def is_answer(error: BaseException) -> bool:
-    """True if the error is a server's reply, so the connection stays usable."""
+    """A server's reply, so the connection stays usable."""
     if isinstance(error, RedisConnectionError):
         return type(error) is not RedisConnectionError
     return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
 
 
 def lead_to(connection: Any, host: str, address: str) -> None:
-    """Connect to ``address`` instead of resolving the host."""
+    """Connect to an address instead of resolving the host."""
     connection._connection_arguments = partial(_at, connection._connection_arguments(), host, address)  # noqa: SLF001
 
 
@@ -59,14 +56,14 @@ def socket_of(connection: Any) -> socket.socket:
 
 
 def take_writer(connection: Any) -> asyncio.StreamWriter:
-    """Take the writer of an asyncio connection. It closes when it is freed."""
+    """The writer closes when freed."""
     writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
     return writer
 
 
 def close(connection: Any) -> None:
-    """Close an asyncio connection without waiting."""
+    """Close without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 
@@ -84,8 +81,7 @@ def renewable_login(connection: Any) -> Login | None:
 
 
 _SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""TCP keepalive: probe after 30 idle seconds, then every 5 seconds, 3 times. Load balancers and NATs drop idle connections.
-``TCP_KEEPALIVE`` is for macOS."""
+"""Probe after 30 idle seconds, every 5 s, 3 times: load balancers drop idle connections. ``TCP_KEEPALIVE`` is for macOS."""
 KEEPALIVE: Mapping[int, int] = {getattr(socket, name): value for name, value in _SECONDS.items() if hasattr(socket, name)}
 
 _AT_ONCE = struct.pack("ii", 1, 0)
@@ -98,7 +94,7 @@ def reset_on_close(connected: Any) -> None:
 
 
 def has_data(connected: Any) -> bool:
-    """True if a socket has data or has reached its end."""
+    """True if a socket has data or has ended."""
     with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
         selector.register(connected, selectors.EVENT_READ)
         return bool(selector.select(0))

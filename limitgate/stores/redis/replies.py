@@ -1,4 +1,4 @@
-"""What both Redis stores share: the state of a store, and of each server, which interpret replies."""
+"""Shared by both Redis stores: states of store and server, which interpret replies."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from limitgate.stores.redis.url import Address, server_name
 from limitgate.stores.redis.wire import Kept, kept
 
 APART = 2.0
-"""Seconds that a clock may jump ahead unreported."""
+"""Seconds of an unreported clock jump."""
 DRIFT = 0.001
-"""Allowed difference in rate, for slewing."""
+"""Rate difference, for slewing."""
 
 
 class ServerClock:
-    """Detects jumps of a server's clock."""
+    """Of a server's clock."""
 
     __slots__ = ("_latest", "name")
 
@@ -44,9 +44,9 @@ class ServerClock:
         self._latest = math.inf, 0.0
 
     def leap(self, now: int, sent: float, heard: float) -> float:
-        """Seconds by which the clock has jumped ahead, or 0.
+        """Seconds that the clock jumped ahead, or 0.
 
-        ``now`` is its time in Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
+        ``now`` is Unix µs, read between ``sent`` and ``heard``, monotonic seconds.
         """
         earlier, since = self._latest
         self._latest = now, sent
@@ -59,19 +59,16 @@ class ServerClock:
 
 Outcome = AnyAnswer | StoreError
 DECLINED = Reading(0, (), admitted=False)
-"""The script declined a plain plan, which is resent as a general plan."""
+"""A declined plain plan is resent as a general plan."""
 
 log = logging.getLogger("limitgate.store")
 
 
 class RedisStoreBase:
-    """Base of the Redis stores.
-
-    ``local_refusals`` answers refused callers locally. ``clock`` is monotonic, in seconds.
-    """
+    """``local_refusals`` answers refused callers locally. ``clock`` is monotonic seconds."""
 
     unreadable = 0
-    """Values that LimitGate did not write."""
+    """Values not written by LimitGate."""
     clock_steps = 0
     """Buckets written in the server's future."""
     clock_leaps = 0
@@ -79,9 +76,9 @@ class RedisStoreBase:
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
     closings = 0
-    """Background work stops when it changes."""
+    """A change stops background work."""
     not_given_back = 0
-    """Charges on cluster nodes that could not be refunded; they drain."""
+    """Charges on cluster nodes without a refund; they drain."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
@@ -93,7 +90,7 @@ class RedisStoreBase:
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.listen_deadline = math.inf
-        """Timeout of the latest request in seconds."""
+        """Of the latest request."""
         self._clock = clock
         reset_in_children(self)
 
@@ -104,7 +101,7 @@ class RedisStoreBase:
 
     @property
     def healthy(self) -> bool:
-        """False while requests fail at once because Redis does not answer."""
+        """False while requests fail at once."""
         # Another thread may add a breaker.
         with self._tally.lock:
             breakers = list(self._breakers)
@@ -137,12 +134,12 @@ class RedisStoreBase:
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """None if Redis must be asked."""
+        """None to ask Redis."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """None if Redis must be asked."""
+        """None to ask Redis."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
@@ -153,7 +150,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Return the outcomes of a call's plans. Raises `StoreError`."""
+        """Outcomes of a call. Raises `StoreError`."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -196,7 +193,7 @@ class RedisStoreBase:
         return reading
 
     def understood_plain(self, call: wire.Call, shape: ScriptVariant, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Like `understood`, with `DECLINED` for plans to resend."""
+        """`understood`, with `DECLINED` for plans to resend."""
         plans: Any = call.plans
         now, unwritten, verdicts = plain.answers(shape, plans, reply)
         # A local name, because an attribute would bind the callable.
@@ -248,13 +245,13 @@ class RedisStoreBase:
         """Schedule the return of leases."""
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """Learn from buckets read after ``since`` for plans that another node has refused."""
+        """From buckets read after ``since``, for plans refused by another node."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count an ended call; without a waiting caller it is a timeout."""
+        """Without a waiting caller it is a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
@@ -273,7 +270,6 @@ class RedisStoreBase:
 
 
 def _lost(plans: Sequence[AnyPlan], readings: Sequence[AnyAnswer]) -> set[int]:
-    """Plans lost for lack of memory, including refusals due to lost charges."""
     lost, unwritten = set(), set[str]()
     for place, (plan, reading) in enumerate(zip(plans, readings)):
         keys = {charge.key for charge in plan.charges}
@@ -289,12 +285,12 @@ Answer = list[Outcome] | Kept | StoreError | Redirection
 
 
 def blames_server(failure: StoreError) -> bool:
-    """Otherwise this process caused it, or memory was lacking."""
+    """Neither this process nor a lack of memory is the cause."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 
 def configuration(answer: Answer) -> Kept:
-    """Raises `StoreError` for another answer."""
+    """Raises `StoreError`."""
     if isinstance(answer, Kept):
         return answer
     raise failure_by(answer)
@@ -307,7 +303,7 @@ def failure_by(answer: Answer) -> StoreError:
 
 
 class Server:
-    """One server, or the cluster node at ``address``."""
+    """A server, or the cluster node at ``address``."""
 
     def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
@@ -325,9 +321,9 @@ class Server:
         return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:
-        """Interpret an answer. After a server failure the next call uses another connection.
+        """Interpret an answer.
 
-        An answer too late for all callers does not close the breaker.
+        After a failure the next call uses another connection. A late answer doesn't close the breaker.
         """
         (call, reply), breaker, replies = event, self.breaker, self._replies
         try:

@@ -22,27 +22,27 @@ T = TypeVar("T")
 
 
 class ServerFacts(NamedTuple):
-    """One server, as it describes itself. None for what the user may not read."""
+    """A field that the user may not read is None."""
 
     server: str
-    """Its address in a Cluster, else the server of the URL."""
+    """Address in a Cluster, otherwise the URL."""
     kind: str | None
-    """``Redis`` or ``Valkey``, with the version."""
+    """``Redis`` or ``Valkey``, with version."""
     role: str | None
     latency: float
-    """Median seconds of a call."""
+    """Median seconds."""
     clock_difference: float | None
-    """Seconds that its clock is ahead of this machine's."""
+    """Seconds ahead of this machine."""
     policy: str | None
     """``maxmemory-policy``."""
     saves: bool | None
-    """True if it keeps its data through a restart."""
+    """True if data survives a restart."""
 
 
 def server_facts(url: str, credentials: Callable[[], Any] | None, prefix: str) -> list[ServerFacts]:
-    """Connect to each server that ``url`` names. Logs what `Inspection` finds.
+    """Connect to each server of ``url``, with the store's ``credentials``.
 
-    ``credentials`` is that of the store. Raises `ConfigError` and `StoreError`.
+    Logs as `Inspection`. Raises `ConfigError`, `StoreError`.
     """
     logins = None if credentials is None else Credentials(_called(credentials), may_await=False)
     inspection = Inspection()
@@ -62,8 +62,6 @@ def server_facts(url: str, credentials: Callable[[], Any] | None, prefix: str) -
 
 
 def _called(credentials: Callable[[], Any]) -> Callable[[], Any]:
-    """Await the callable of an async store."""
-
     def login() -> Any:
         given = credentials()
         return asyncio.run(_awaited(given)) if hasattr(given, "__await__") else given
@@ -117,7 +115,7 @@ def _clock_difference(connection: Any) -> float | None:
 
 
 def _answer(connection: Any, *command: str) -> Any:
-    """None for a command that the user may not call."""
+    """None if not permitted."""
     with suppress(ResponseError):
         connection.send_command(*command)
         answer = connection.read_response()

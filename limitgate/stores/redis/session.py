@@ -1,12 +1,13 @@
-"""The protocol state of one connection to Redis without I/O: calls become bytes, received bytes become events.
+"""The protocol state of one connection, without I/O: calls become bytes, received bytes become events.
 
-* Replies arrive in call order. A call sent with ASKING has two replies; the second counts. Push messages are ignored.
-* After NOSCRIPT the call is resent with the script's text, after the calls in flight.
+* Replies arrive in call order. Of two replies with ASKING, the second counts. Push messages are ignored.
+* After NOSCRIPT a call is resent with the script's text, after the calls in flight.
 * Invalid RESP and unexpected bytes end the connection.
-* A call on a lost connection is resent once on another one if nothing has arrived since. If Redis did receive it, it is charged
-  twice, which only admits too little. So refunds are never resent.
-* Networks drop idle connections silently. If one does not answer within `silence_allowed`, a second one is opened, which takes
-  over the calls if it opens before a reply arrives. A refund on an idle connection first waits for the answer to an empty call.
+* A call on a lost connection is resent once on another one if nothing has arrived since. At worst it is charged twice, which
+  only
+  admits too little. So refunds are never resent.
+* Networks drop idle connections silently. If one is silent beyond `silence_allowed`, a second one is opened, which takes over
+  the calls if it opens first. A refund on an idle connection first waits for an empty call's answer.
 """
 
 from __future__ import annotations
@@ -22,13 +23,11 @@ from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
-"""Seconds without a call after which a connection may have been dropped."""
+"""A connection may be dropped after these idle seconds."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
-"""Share of the timeout in which an idle connection must answer, at first and after wrong doubts. The rest suffices to ask
-again.
-"""
+"""Shares of the timeout for an idle connection, first and after wrong doubts. The rest suffices to retry."""
 LONGEST_DOUBT = 0.25
-"""Maximum seconds."""
+"""Seconds."""
 
 Call = TypeVar("Call", bound=wire.Call)
 
@@ -39,7 +38,7 @@ _NO_REPLY = object()
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """A call was answered, possibly with an error."""
+    """Perhaps with an error."""
 
     call: Call
     reply: object
@@ -51,17 +50,17 @@ class Redirected(NamedTuple, Generic[Call]):
 
 
 class Resend(NamedTuple, Generic[Call]):
-    """Redis does not know the script: `Session.send` the call again, with the script's text."""
+    """Redis lacks the script: `Session.send` again, with its text."""
 
     call: Call
 
 
 class FellSilentError(ConnectionResetError):
-    """A new connection to the server succeeded while this one was silent."""
+    """A new connection succeeded while this one was silent."""
 
 
 class MustClose(NamedTuple):
-    """Calls still in `Session.flying` get no reply."""
+    """`Session.flying` gets no reply."""
 
     error: Exception
 
@@ -97,18 +96,18 @@ class Session(Generic[Call]):
         self.flying: deque[Call] = deque()
         """The oldest first."""
         self.is_settling = False
-        """A call with the script's text is in flight; new calls must not overtake it."""
+        """The script's text is in flight; no call may overtake it."""
         self.has_more = False
         self.asked_at = 0.0
-        """Monotonic time at which the last answered call was sent."""
+        """When the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True
-        """Nothing has arrived since the first call in flight."""
+        """Silent since the first call in flight."""
         self._end: MustClose | None = None
         self._reader = Reader(notEnoughData=_NO_REPLY, replyError=error_of)
 
     def send(self, call: Call) -> bytes:
-        """Pack a call that is now in flight. Raises one of `wire.UNSENDABLE` without effect."""
+        """Pack a call, in flight from now on. Raises one of `wire.UNSENDABLE` without effect."""
         packed = call.packed()
         if not self.flying:
             self._is_unheard = True
@@ -119,7 +118,7 @@ class Session(Generic[Call]):
         return packed
 
     def receive_data(self, data: bytes) -> None:
-        """Empty data is the end of the stream."""
+        """Parse data; empty data is the end."""
         if data:
             self._is_unheard = False
             self.has_more = True
@@ -165,11 +164,9 @@ class Session(Generic[Call]):
         return self._end or NEED_DATA
 
     def retire(self) -> None:
-        """End after the last reply."""
         self._is_retired = self.has_more = True
 
     def give_up(self) -> None:
-        """End without resending calls."""
         self._is_unheard = False
         self.receive_end(ConnectionResetError("LimitGate closed the connection"))
 
@@ -179,7 +176,7 @@ class Session(Generic[Call]):
 
     @property
     def is_doubtful(self) -> bool:
-        """True if the connection was idle before the calls in flight, and is silent since."""
+        """Idle before the calls in flight, and silent since."""
         return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
 
     def replaced(self) -> None:
@@ -190,13 +187,13 @@ class Session(Generic[Call]):
         return self._end is None and not self._is_retired
 
     def is_quiet(self) -> bool:
-        """True if ready for a call: nothing in flight, nothing unparsed."""
+        """True if nothing is in flight or unparsed."""
         if self.has_more and self.next_event() is not NEED_DATA:
             return False
         return self._end is None and not (self._is_retired or self.flying or self.has_more)
 
     def may_repeat(self, call: Call) -> bool:
-        """True if a call may be resent on another connection."""
+        """True if another connection may repeat the call."""
         return self._is_unheard and not call.is_repeated
 
 

@@ -1,12 +1,12 @@
 """Parses the URL of a Redis store.
 
-    redis://user:password@host:6379/DB?options                     one server; rediss:// with TLS
-    unix://user:password@/path/to/redis.sock?db=DB                 one server, by its socket
-    redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster; it names the others
-    redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, from the first Sentinel that answers
+redis://user:password@host:6379/DB?options                     one server; rediss:// with TLS
+unix://user:password@/path/to/redis.sock?db=DB                 one server, by its socket
+redis+cluster://user:password@h1:7000,h2:7000/?options         any nodes of a Redis Cluster
+redis+sentinel://user:password@h1:26379,h2:26379/NAME/DB       the master NAME, from the first Sentinel that answers
 
-``rediss+`` uses TLS. The login is for the servers with the buckets; ``sentinel_username`` and ``sentinel_password`` are for
-Sentinels. Other options are redis-py's. Messages never repeat text that may be part of a password.
+``rediss+`` uses TLS. ``sentinel_username`` and ``sentinel_password`` are for Sentinels, other logins for servers. Other options
+are redis-py's. Messages never repeat parts of a password.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""redis-py options without effect, and why."""
+"""And why."""
 
 Address = tuple[str, int]
 
 
 class StoreUrl(NamedTuple):
     url: str
-    """For redis-py, of a single server."""
+    """Of a single server."""
     nodes: tuple[Address, ...] = ()
     sentinels: tuple[Address, ...] = ()
     master: str = ""
-    """Its name in Sentinel."""
+    """Name in Sentinel."""
     login: tuple[str | None, str | None] = None, None
     """For Sentinels."""
 
 
 def parse_address(host: Any, port: Any) -> Address:
-    """Read an address in a server's reply. Raises `TypeError` or `ValueError`."""
+    """In a server's reply. Raises `TypeError` or `ValueError`."""
     address = host.decode() if isinstance(host, bytes) else host, int(port)
     if not (isinstance(address[0], str) and 0 < address[1] < 65536):
         raise ValueError(f"{address!r:.80} is not a host with a port")
@@ -91,7 +91,7 @@ def scheme_of(url: str) -> str:
 
 
 def check_readable(url: str) -> None:
-    """Raise `ConfigError`, without text of the URL, if host and port are unreadable."""
+    """Raises `ConfigError` without text of the URL."""
     try:
         urlsplit(url).port  # noqa: B018 - raises ValueError
     except ValueError:
@@ -150,7 +150,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Errors must not repeat host and port, which may be part of a password."""
+    """Host and port may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):
@@ -225,10 +225,10 @@ def format_address(address: Address) -> str:
 
 
 def server_name(address: Address | None) -> str:
-    """For log lines."""
+    """Name a server in log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """For log lines."""
+    """Name a server in log lines."""
     return f"the Sentinel at {format_address(address)}"

@@ -1,4 +1,4 @@
-"""Encodes calls for the scripts in limitgate/lua/ and decodes replies. RESP by hiredis if installed, else in Python."""
+"""Encodes calls of scripts in limitgate/lua/, and decodes replies. Uses hiredis if installed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
 
 
 def error_of(text: str) -> RedisError:
-    """Raises `ValueError` if a redirection's address is unreadable."""
+    """Raises `ValueError` for an unreadable redirection."""
     code, _, message = text.partition(" ")
     kind = _KINDS.get(code)
     return ResponseError(text) if kind is None else kind(message)
@@ -87,11 +87,11 @@ CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text(
 FLEET: Final = Script.of((files("limitgate") / "lua" / "fleet.lua").read_text("utf-8"))
 
 KeptRequest = ConfigRequest | FleetRequest
-"""Requests for values other than buckets."""
+"""Values other than buckets."""
 Kept = StoredConfig | StoredFleet
 
 UNSENDABLE = (ValueError, struct.error)
-"""Errors of packing a call: invalid Unicode in a key, or too many buckets."""
+"""Invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
 """For configuration calls."""
@@ -115,33 +115,33 @@ class Answers(NamedTuple):
     unreadable: int
     clock_steps: int
     unwritten: bool
-    """Redis is out of memory, so nothing was charged."""
+    """Out of memory: nothing was charged."""
 
 
 class Call:
-    """Plans sent together, or a configuration request with `NO_PLAN`."""
+    """Plans, or a configuration request with `NO_PLAN`."""
 
     __slots__ = ("asking", "config", "hops", "in_full", "is_granted", "is_repeated", "plans", "requested", "sent", "shape")
 
     def __init__(self, plans: Sequence[AnyPlan], shape: ScriptVariant | None = None, config: KeptRequest | None = None) -> None:
         self.config = config
         self.plans = self.requested = plans
-        """`requested` are the plans without leases."""
+        """`requested`: without leases."""
         self.shape = shape
         self.sent = 0.0
-        """Monotonic seconds."""
+        """Monotonic."""
         self.in_full = False
-        """Send the script's text, because Redis did not know its hash."""
+        """Send the text, because Redis did not know its hash."""
         self.asking = False
-        """The target node is importing the slot (ASK in the Redis Cluster specification)."""
+        """The node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops = 0
         self.is_repeated = False
         self.is_granted = False
-        """No reply to ASKING is outstanding."""
+        """No reply to ASKING is due."""
 
     @property
     def first(self) -> AnyPlan | KeptRequest:
-        """The plan or request whose key identifies the cluster node."""
+        """Its key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
@@ -154,10 +154,7 @@ class Call:
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
-        """Take over the send state of the call it is split from.
-
-        Without ASKING, because an importing node would create a new bucket.
-        """
+        """Continue a call that was split. Without ASKING: an importing node would create a bucket."""
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
@@ -180,10 +177,7 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Arguments after the script: the number of keys, the keys, the distinct charges.
-
-    All are text or bytes: hiredis crashes if a signal handler raises while it converts an integer.
-    """
+    """Number of keys, keys, distinct charges: no integers, as hiredis crashes if a signal handler raises meanwhile."""
     keys: list[str | bytes] = [""]
     distinct: dict[bytes, int] = {}
     which = []
@@ -244,7 +238,7 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """Arguments after the script: one key, then the text if given, its version, and the milliseconds that it lasts."""
+    """One key, then the text, its version, and milliseconds to live."""
     key, text, version, lasts = request
     if text is None:
         return ["1", key]
@@ -260,7 +254,7 @@ def _kept_arguments(request: KeptRequest) -> tuple[Script, list[str | bytes]]:
 
 
 def fleet_arguments(request: FleetRequest) -> list[str | bytes]:
-    """Arguments after the script: the keys, then the snapshot if it is written."""
+    """Keys, then a written snapshot."""
     key, member, snapshot, seconds, renews = request
     if member is None:
         return ["1", key]
@@ -269,12 +263,11 @@ def fleet_arguments(request: FleetRequest) -> list[str | bytes]:
 
 
 def kept(request: KeptRequest, reply: object) -> Kept:
-    """Decode a reply to a request for kept values. Raises `StoreError`."""
+    """Raises `StoreError`."""
     return stored_config(reply) if isinstance(request, ConfigRequest) else stored_fleet(reply)
 
 
 def stored_fleet(reply: object) -> StoredFleet:
-    """Decode a reply. Raises `StoreError`."""
     match reply:
         case [int(now), int(processes), *rest]:
             snapshots = [each for each in rest if isinstance(each, bytes)]
@@ -284,7 +277,6 @@ def stored_fleet(reply: object) -> StoredFleet:
 
 
 def stored_config(reply: object) -> StoredConfig:
-    """Decode a reply. Raises `StoreError`."""
     if reply is None:
         return StoredConfig(0, None)
     if not isinstance(reply, bytes):
@@ -294,7 +286,7 @@ def stored_config(reply: object) -> StoredConfig:
 
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
-    """Decode a reply. Raises `StoreError`."""
+    """Raises `StoreError`."""
     facts = sum(map(_facts, plans))
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -328,7 +320,7 @@ def _facts(plan: AnyPlan) -> int:
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """Store a plain plan's part of the reply in the plan. False if it needs a full reading."""
+    """False if the plan needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -353,7 +345,7 @@ def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Decode the bans at the end of a reply: remaining µs by plan and charge."""
+    """Decode the remaining µs of bans by plan and charge."""
     places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
     bans: dict[int, dict[int, int]] = {}
     try:
@@ -367,7 +359,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """``how`` is verb, enforced, last of its plan."""
+    """``how``: verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):

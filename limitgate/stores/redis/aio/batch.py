@@ -14,19 +14,17 @@ from limitgate.stores.base import Room
 from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""Plan, deadline in seconds of Redis' silence (see `Batcher`), future, and timeout in seconds."""
+"""Plan, deadline in seconds of silence (see `Batcher`), future, timeout in seconds."""
 
 
 class Batch(wire.Call):
-    """Requests that share a call; configuration has its own."""
-
     __slots__ = ("_due", "requests", "silence", "since")
     plans: list[AnyPlan]
     requests: list[Request]
     since: float
-    """`ListeningClock` time of the latest send."""
+    """Latest send, by the `ListeningClock`."""
     silence: float
-    """Seconds of Redis' silence before `since`."""
+    """Seconds of silence before `since`."""
     _due: float | None
 
     def __init__(
@@ -47,19 +45,19 @@ class Batch(wire.Call):
 
     @property
     def due(self) -> float:
-        """`ListeningClock` time at or before its first deadline."""
+        """`ListeningClock` time of its first deadline, or before."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """Seconds of silence at ``now``, by the `ListeningClock`."""
+        """Return the silence in seconds by the `ListeningClock`."""
         passed = now - self.since
         return self.silence + passed if passed > 0 else self.silence  # max() is slower
 
     def heard(self, seconds: float, now: float) -> None:
-        """Record an answer that asks for another send."""
+        """Record an answer that asks to resend."""
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
@@ -73,7 +71,7 @@ class Batch(wire.Call):
             self.since, self.silence = other.since, other.silence
 
     def repeated(self) -> Batch:
-        """Return the requests to resend: those with a waiting caller, except refunds."""
+        """Those with a waiting caller, except refunds."""
         left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
         again = Batch(left, self.shape)
         again.follow(self)
@@ -91,7 +89,7 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """Unsent requests in arrival order; plain plans of one shape form batches."""
+    """In arrival order; plain plans of one shape form batches."""
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
@@ -100,7 +98,7 @@ class RequestQueue:
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
-        """For `OF_ANY` plans, which can be expensive."""
+        """For expensive plans."""
         self.size = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -132,12 +130,10 @@ class RequestQueue:
         self.size += 1
 
     def first(self) -> Request | None:
-        """The first request, unless it is in a plain batch."""
         entry = self._entries[0] if self._entries else None
         return None if isinstance(entry, Batch) else entry
 
     def popleft(self) -> Request:
-        """Remove and return what `first` returns."""
         entry = self._entries.popleft()
         if isinstance(entry, Batch):
             raise TypeError("plain plans are next, expected first() to be asked before")
@@ -145,7 +141,7 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """Remove and return the first entry if it is a plain batch."""
+        """If the first entry is a plain batch."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None

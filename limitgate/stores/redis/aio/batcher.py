@@ -1,8 +1,8 @@
-"""The requests of one event loop to Redis. Requests of the same loop iteration share a script call.
+"""One event loop's requests to Redis. Requests of the same iteration share a script call.
 
     spend ──> queue ──(end of iteration)──> batch ──> connection ──> reply ──> one reading per request
 
-Up to `MAX_FLYING` batches are in flight; further requests wait in the queue. Redis decides requests in arrival order.
+Up to `MAX_FLYING` batches are in flight; others wait. Redis decides in arrival order.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from limitgate.stores.redis.url import Address
 MAX_FLYING = 16
 MAX_QUEUED = 50_000
 SILENCE = 1.0
-"""Seconds without a reply until a connection with overdue calls is closed."""
+"""Seconds until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds until the next attempt after a lack of file descriptors or memory."""
+"""Seconds, after a lack of descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
@@ -55,10 +55,11 @@ class ClusterOfNode(Protocol):
 
 
 class Batcher:
-    """Sends the plans of one event loop to one Redis server.
+    """Sends one event loop's plans to one server.
 
-    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. A connection attempt can outlast the
-    request that started it. Tasks and timers refer to the batcher weakly, so an unused one is freed.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connection attempts outlast requests.
+    Tasks
+    and timers refer to the batcher weakly, so an unused one is freed.
     """
 
     def __init__(
@@ -81,19 +82,19 @@ class Batcher:
         self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
-        """Lower bound of the queue's deadlines, in seconds of silence."""
+        """Lower bound, in seconds of silence."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """From the first request of a loop iteration until `_flush`."""
+        """Until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: set[AsyncConnection] = set()
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0, 0
-        """Start of the attempt, and `ListeningClock.sleeps` then."""
+        """Start, and `ListeningClock.sleeps` then."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
-        """A connection, and when its silence began."""
+        """A connection, and the start of its silence."""
         self._doubts = Doubts()
         self._renewed: AsyncConnection | None = None
         self._silence = Silence(clock)
@@ -109,7 +110,7 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """Raises `StoreError` if the queue is full or, with ``checks``, the breaker is open; the future after ``timeout``."""
+        """Raises `StoreError` for a full queue or, with ``checks``, an open breaker; the future after ``timeout``."""
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -128,14 +129,14 @@ class Batcher:
         return waiting
 
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` without checks, at the front of the queue."""
+        """`spend` without checks, first in the queue."""
         self._gather(plan)
         waiting = self._loop.create_future()
         self._queue_first([(plan, self._silence.seconds + timeout, waiting, timeout)])
         return waiting
 
     def _gather(self, plan: AnyPlan) -> None:
-        """Schedule a flush at the end of this loop iteration. Raises `StoreError` without room for a connection."""
+        """Flush at the end of this iteration. Raises `StoreError` without room for a connection."""
         if self._connection is None and self._time() < self._no_room_until:
             raise no_room()
         breaker = self._server.breaker
@@ -146,7 +147,7 @@ class Batcher:
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: wire.KeptRequest, timeout: float) -> asyncio.Future[wire.Kept]:
-        """Overtakes all queued plans. The future raises `StoreError` after ``timeout`` seconds."""
+        """Overtakes queued plans. The future raises `StoreError` after ``timeout``."""
         stored: asyncio.Future[wire.Kept] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -180,13 +181,13 @@ class Batcher:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """Drop calls in flight after the event loop has closed."""
+        """The event loop has closed."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
-        """Send a batch from another node before the queue."""
+        """Another node's batch precedes the queue."""
         try:
             self._server.breaker.check(self._time)
         except StoreError as error:
@@ -244,7 +245,7 @@ class Batcher:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Take the next requests from the queue; drop those cancelled or refused."""
+        """Drops those cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:
@@ -278,7 +279,7 @@ class Batcher:
             self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
-        """Delay a batch with refunds until an idle connection has answered."""
+        """Refunds wait until an idle connection answers."""
         session = connection.session
         if session.lies_idle(monotonic()):
             _, due, _, timeout = batch.requests[0]
@@ -292,7 +293,7 @@ class Batcher:
         return True
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """Handle an event. After a server error later batches use another connection."""
+        """After a server error later batches use another connection."""
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
@@ -355,7 +356,7 @@ class Batcher:
             self._connection = None
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Resend or fail the batches of a lost connection, see `session`."""
+        """Resend or fail batches, see `session`."""
         self._connections.discard(connection)
         self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
@@ -390,12 +391,12 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """Called by the running task when it stops connecting."""
+        """The running task stops connecting."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
     def opened(self, opened: Any, seconds: float) -> None:
-        """Use a new redis-py connection, or handle the error after ``seconds``."""
+        """Use a connection, or handle its error after ``seconds``."""
         self.is_through()
         connection = opened if isinstance(opened, Exception) else _driven(opened, self, self._clock)
         if isinstance(connection, Exception):
@@ -428,7 +429,7 @@ class Batcher:
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to replace a connection. False if it is no longer in use."""
+        """False if no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -453,7 +454,6 @@ class Batcher:
             self._dial_at_once()
 
     def _dial_at_once(self) -> None:
-        """Called after a long silence."""
         if (
             not self._server.breaker.is_closed
             and self._connection is None
@@ -463,7 +463,7 @@ class Batcher:
             self._begin_to_connect()
 
     def listened(self) -> float | None:
-        """Count Redis' silence. Return the seconds until the next deadline; None without callers."""
+        """Count silence. Return the seconds until the next deadline; None without callers."""
         now = self._clock.seconds
         if self._connecting is None and not self._is_owed_an_answer:
             self._silence.break_()
@@ -486,7 +486,6 @@ class Batcher:
         return left
 
     def _connect_anew_after_a_sleep(self) -> None:
-        """Called when the event loop may have stood still."""
         began, sleeps = self._connecting_since
         connecting = self._connecting
         if connecting is not None and sleeps < self._clock.sleeps and self._time() - began > CONNECT_TIMEOUT:
@@ -533,7 +532,6 @@ class Batcher:
                 connection.give_up()
 
     def _give_up_what_owes_since_before(self) -> None:
-        """Called when the process may have stood still."""
         for connection in list(self._connections):
             flying = connection.session.flying
             if flying and monotonic() - flying[0].sent > SILENCE:
@@ -567,7 +565,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """If the breaker opens, fail waiting requests and probe."""
+        """An open breaker fails waiting requests and probes."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -619,7 +617,7 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
 
 
 def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
-    """Wrap a redis-py connection. On failure, close it and return the error."""
+    """On failure, close it and return the error."""
     try:
         return AsyncConnection(connection, owner, clock)
     except Exception as error:  # noqa: BLE001 - reported to the waiting requests
@@ -634,7 +632,6 @@ def _send_probe(batcher: ref[Batcher]) -> None:
 
 
 def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None:
-    """Fail waiting requests, each with its own error and ``waited``."""
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)

@@ -1,10 +1,10 @@
-"""A Redis Cluster on one event loop: a batcher per node, and plans that span several nodes.
+"""A Redis Cluster on one event loop: a batcher per node, and plans over several nodes.
 
     spend ──> parts, one per slot ──> batchers of their nodes ──> readings ──> one reading
                                                                           └──> refunds
 
-At most `ABREAST` plans for the same buckets are in flight: after a refusal, most of the others are refused without charging
-another node. Redirected calls (MOVED, ASK) are forwarded unchanged, and the slot map is looked up again.
+At most `ABREAST` plans for the same buckets are in flight: after a refusal, most others are refused without charging another
+node. Redirected calls (MOVED, ASK) are forwarded, and the slot map is read again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AsyncCluster:
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """A late charge of these is refunded."""
+        """Their late charges are refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
@@ -84,15 +84,14 @@ class AsyncCluster:
         self.troubled()
 
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
-        """Send a part of a plan, even if the breaker of its node is open."""
+        """Ignores the node's breaker."""
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
-        """The outcome of a plan that is already refused or needs an unreachable node."""
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """A late charge of this part will be refunded."""
+        """A late charge will be refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
@@ -101,7 +100,7 @@ class AsyncCluster:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Refund a plan that was refused elsewhere and sent at ``since``. Return the refunds in flight."""
+        """Refund a plan refused elsewhere, sent at ``since``. Return refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
@@ -127,7 +126,6 @@ class AsyncCluster:
             self._replies.not_given_back += 1
 
     async def close(self) -> None:
-        """Waits for refunds."""
         for crowd in list(self._crowds.values()):
             crowd.disperse(store_error(ConnectionResetError("the store was closed")))
         if self._giving_back:
@@ -161,7 +159,7 @@ class AsyncCluster:
             self.troubled()
 
     def troubled(self) -> None:
-        """Start to look up the slot map."""
+        """Look up the slot map."""
         self._map.is_outdated = True
         if self._looking is None and not self._closed:
             self._looking = begin(self._look())
@@ -199,8 +197,6 @@ class AsyncCluster:
 
 
 class _Crowd:
-    """Plans for the same buckets on several nodes, in arrival order."""
-
     def __init__(self, clock: ListeningClock, dissolve: Callable[[], object]) -> None:
         self.under_way = 0
         self._dissolve = dissolve
@@ -239,7 +235,7 @@ class _Crowd:
         plan.begin(self._over)
 
     def _over(self) -> None:
-        """Start the next plans, except those with a known outcome."""
+        """Start the next plans without a known outcome."""
         self.under_way -= 1
         self._silence.break_()
         while self._waiting and self.under_way < ABREAST:
@@ -252,7 +248,7 @@ class _Crowd:
 
 
 class _Together:
-    """A plan sent in several parts. ``answer`` is a future for its reading."""
+    """A plan in parts. ``answer`` is a future."""
 
     def __init__(self, cluster: AsyncCluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
         self.answer: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
@@ -261,7 +257,7 @@ class _Together:
         self._parts = parts
         self.timeout = timeout
         self.due = timeout
-        """In seconds of Redis' silence."""
+        """Seconds of silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0

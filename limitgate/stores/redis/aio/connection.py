@@ -1,6 +1,6 @@
 """One pipelined connection to Redis on asyncio.
 
-After redis-py has connected, the transport feeds a `Session`: streams would need a task and several wake-ups per reply.
+The transport feeds a `Session`: streams need a task and several wake-ups per reply.
 """
 
 from __future__ import annotations
@@ -23,24 +23,21 @@ class Owner(Protocol):
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None: ...
 
     def lost(self, connection: AsyncConnection) -> None:
-        """The calls in ``session.flying`` will get no reply."""
+        """``session.flying`` gets no reply."""
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Start to replace a connection. False if it is no longer in use."""
+        """False if no longer in use."""
 
 
 class AsyncConnection(asyncio.Protocol):
-    """Drives a session on a redis-py connection.
-
-    Refers to its ``owner`` weakly, so that a dropped store is freed.
-    """
+    """A session on a redis-py connection. Refers to its ``owner`` weakly, so that a dropped store is freed."""
 
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
         self.session: Session[Batch] = Session()
         self.session.asked_at = monotonic()
         self.given_up = False
         self.silent_since = 0.0
-        """Start of the silence, valid with calls in flight."""
+        """Valid with calls in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -50,7 +47,7 @@ class AsyncConnection(asyncio.Protocol):
         self.is_closing: Callable[[], bool] = self._transport.is_closing
 
     def send(self, batch: Batch) -> None:
-        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
+        """Queue for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
@@ -63,26 +60,24 @@ class AsyncConnection(asyncio.Protocol):
             unsent.clear()
 
     def silence(self) -> float:
-        """Seconds without an answer while calls are in flight."""
         return self._clock.seconds - self.silent_since if self.session.flying else 0.0
 
     def give_up(self) -> None:
-        """Close at once, without resending calls."""
+        """Close without resending."""
         self.session.give_up()
         self._abort()
 
     def retire(self) -> None:
-        """Close after the last reply."""
         self.session.retire()
         if not self.session.flying:
             self.give_up()
 
     def has_news(self) -> bool:
-        """True if the kernel has unread data."""
+        """The kernel has unread data."""
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
-        """Close at once and discard unsent data; another connection takes over."""
+        """Discard unsent data; another connection takes over."""
         self.session.replaced()
         reset_on_close(self._transport.get_extra_info("socket"))
         self._abort()

@@ -1,7 +1,7 @@
-"""Listening time of an event loop, the measure of a server's silence.
+"""Listening time of an event loop, which measures a server's silence.
 
-A blocked or suspended loop receives no replies, so that time must not count. While a request waits, a `ListeningClock` ticks
-every `GRAIN` seconds, counts little of a late tick, and advances after the loop has polled its sockets again.
+A blocked or suspended loop receives no replies, so that time must not count. A `ListeningClock` ticks every `GRAIN` seconds,
+counts little of a late tick, and advances after the loop has polled its sockets.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 
 GRAIN, SHORTEST = 0.01, 0.004
-"""Maximum and minimum seconds between two ticks."""
+"""Seconds between ticks."""
 LONGEST = 0.05
-"""Maximum seconds that count per tick. A late tick counts too, because the loop polls its sockets in between."""
+"""Seconds that a tick counts. The loop polls its sockets between ticks."""
 LATE = 0.002
-"""A tick this late means that the loop was away; GIL waits take 5 ms."""
+"""A tick this late (seconds) means that the loop was away; GIL waits take 5 ms."""
 ASLEEP = 1.0
-"""Seconds without a tick that mean the process was suspended."""
+"""Seconds without a tick: the process was suspended."""
 AWAY = 0.1
-"""Share of a timeout that counts, up to `GRAIN`, if the loop was away while connecting."""
+"""Share of a timeout, up to `GRAIN`, if the loop was away while connecting."""
 
 
 class Listener(Protocol):
     def listened(self) -> float | None:
-        """Handle a tick. Return the seconds until the next deadline; None to stop."""
+        """Return the seconds until the next deadline; None to stop."""
 
 
 class ListeningClock:
-    """Seconds of listening of the running event loop. Stops without listeners."""
+    """Stops without listeners."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -42,7 +42,7 @@ class ListeningClock:
         self.seconds = 0.0
         self._passed = 0.0
         self.was_away = False
-        """The loop was away before one of the latest two ticks."""
+        """Before one of the latest two ticks."""
         self.sleeps = 0
         """Times that the loop or process stood still."""
         self._run: object = None
@@ -58,7 +58,6 @@ class ListeningClock:
         return self.seconds + self._passed + (since if since < LONGEST else LONGEST)  # noqa: FURB136 - min() is slower
 
     def watch(self, listener: Listener) -> None:
-        """Call a listener at each tick until it returns None."""
         self._listeners[listener] = None
         if not self._ticks:
             self._ticks = True
@@ -70,7 +69,7 @@ class ListeningClock:
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Limit the block to ``seconds`` of listening. Raises `TimeoutError`."""
+        """Raises `TimeoutError`."""
         async with asyncio.timeout(None) as limit:
             deadline = _Deadline(self, seconds, limit)
             self.watch(deadline)
@@ -89,7 +88,7 @@ class ListeningClock:
         call_later(self._loop, pause, self._look)
 
     def _look(self) -> None:
-        """Tick, and count the time after sockets were read: asyncio and uvloop both do so before the iteration after next."""
+        """Time counts after sockets were read: asyncio and uvloop do so before the iteration after next."""
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
         self.was_away, self._was_late = is_late or self._was_late, is_late
@@ -117,12 +116,12 @@ class ListeningClock:
 
 
 def _run() -> object:
-    """Identify the run of this thread's event loop, which installs new asyncgen hooks."""
+    """Each run installs new asyncgen hooks."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:
-    """Seconds of listening without an owed answer. Stops without callers."""
+    """Listening without an owed answer. Stops without callers."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -138,14 +137,10 @@ class Silence:
             self._clock.watch(listener)
 
     def break_(self) -> None:
-        """Record an answer, which ends the silence."""
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
-        """Count the time since the last tick. False if none of it was silence.
-
-        ``connecting`` is the timeout of a connection attempt; then little counts after a late tick.
-        """
+        """False if no time was silence. ``connecting`` is an attempt's timeout; late ticks then count little."""
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
         if connecting < math.inf:

@@ -32,7 +32,7 @@ _NAME = "a store on Redis for async code"
 
 
 class LoopEnd:
-    """Calls ``close`` before the event loop ends, by an asynchronous generator (PEP 525)."""
+    """Calls ``close`` before the event loop ends, by an async generator (PEP 525)."""
 
     def __init__(self, close: Callable[[], Awaitable[None]]) -> None:
         self._close: Callable[[], Awaitable[None]] | None = close
@@ -100,19 +100,17 @@ class _LoopState:
 class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio. Requests of the same loop iteration share a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
-    retry; ``local_refusals=False`` asks Redis every time.
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's options, or names several servers, see
+    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may retry;
+    ``local_refusals=False`` asks Redis every time.
 
     ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;
-    the user may be None. The store calls it for each connection and replaces connections before their logins expire. The URL
-    then has no user or password, except for Sentinels.
-
+    the user may be None. Connections are replaced before their logins expire. The URL then has no login, except for Sentinels.
     Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors report Redis' silence."""
+    """Readings and errors report silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
@@ -193,7 +191,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """Callable from any thread."""
+        """May be called in any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
@@ -204,7 +202,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             state.end_leases_in_time()
 
     async def _open(self) -> _LoopState:
-        """Create the state of the running event loop, and drop that of closed loops."""
+        """Drops the state of closed loops."""
         state = _LoopState(self._reach(ListeningClock()), self.leases)
         # Event loops can run in several threads.
         with self._opening:

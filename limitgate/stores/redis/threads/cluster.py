@@ -1,4 +1,4 @@
-"""A Redis Cluster for threads: each exchange asks nodes in parallel, one call per slot."""
+"""A Redis Cluster for threads: nodes are asked in parallel, one call per slot."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """In a background thread. False if none can be started."""
+        """In the background. False without a thread."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -132,7 +132,7 @@ class SyncCluster:
         return outcomes
 
     def _answers(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> dict[_Errand, Answer]:
-        """Send errands, follow redirections, and return the answers in time."""
+        """Follows redirections."""
         answers: dict[_Errand, Answer] = {}
         while errands and listen_deadline.left > 0:
             round_trip = self._round(errands, listen_deadline)
@@ -235,7 +235,7 @@ def _no_answer() -> StoreError:
 
 
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
-    """Raise `StoreError` if the time is up or the breaker is open."""
+    """Raises `StoreError` if time is up or the breaker open."""
     if listen_deadline.left <= 0:
         raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)

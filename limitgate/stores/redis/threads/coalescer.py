@@ -1,8 +1,9 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
-The first thread asks at once, as leader. Threads that arrive meanwhile wait; then the one with the most time left leads the
-next call for all. With 32 threads this saves 30 % CPU here and half of it in Redis. Timeouts count only while the leader
-listens to Redis. If it hangs elsewhere, such as in a log handler, the others wait `HANGS` more seconds.
+The first thread is leader and asks at once. Others wait; then the one with the most time left leads the next call. With 32
+threads
+this saves 30 % CPU here and half in Redis. Timeouts count only while the leader listens. If it hangs elsewhere, as in a log
+handler, others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyAnswer | St
 
 _LEADER = "goes"
 HANGS = 0.5
-"""Seconds that a follower waits for a hanging leader after its timeout."""
+"""Seconds after its timeout that a follower waits for a hanging leader."""
 _LOOK_EVERY = 0.05
-"""Seconds between checks for a hanging leader."""
+"""Seconds between checks for it."""
 
 
 class _Request:
@@ -35,15 +36,15 @@ class _Request:
     def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """On the scale of ``CallCoalescer.listening.spent``."""
+        """Scale: ``CallCoalescer.listening.spent``."""
         self.outcome: AnyAnswer | StoreError | None = None
         self.wake = Lock()
-        """Held until the thread has an outcome or leads."""
+        """Held until an outcome, or leadership."""
         self.wake.acquire()
 
 
 class CallCoalescer:
-    """Lets threads share calls of ``exchange(plans, listen_deadline)`` with at most ``most`` plans."""
+    """Calls ``exchange(plans, listen_deadline)`` with at most ``most`` plans."""
 
     def __init__(self, exchange: Exchange, most: int) -> None:
         self._exchange = exchange
@@ -51,10 +52,10 @@ class CallCoalescer:
         self._waiting: deque[_Request] = deque()
         """Without a call in flight, the oldest first."""
         self._turn: dict[str, object] = {}
-        """The leader under `_LEADER`. ``dict.setdefault`` is atomic at a quarter of a lock's cost."""
+        """The leader under `_LEADER`. ``dict.setdefault`` is atomic and cheaper than a lock."""
         self._lock = Lock()
         self.listening = ListenDeadline(0)
-        """Its ``spent`` is the total time that leaders have listened."""
+        """``spent``: the total listening time of leaders."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """Raises `StoreError` within ``timeout`` seconds."""
@@ -100,7 +101,7 @@ class CallCoalescer:
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
     def _wait(self, mine: _Request) -> None:
-        """Wait for an outcome or leadership, until the deadline or until the leader hangs for too long."""
+        """For an outcome or leadership, until the deadline, or a leader hangs too long."""
         wake, left = mine.wake, mine.due - self.listening.spent
         waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - twice as fast as max()
@@ -116,7 +117,7 @@ class CallCoalescer:
                 return
 
     def _give_up(self, mine: _Request) -> None:
-        """Fail an overdue request, unless it leads and must pass that on."""
+        """Fail an overdue request, unless it leads."""
         with self._lock:
             if self._turn.get(_LEADER) is not mine and mine.outcome is None:
                 mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
@@ -157,7 +158,7 @@ class CallCoalescer:
                 self._waiting.remove(request)
 
     def _next(self, due: float = math.inf) -> list[_Request]:
-        """Requests for the next call, with deadlines up to ``due``."""
+        """Return the next requests, with deadlines up to ``due``."""
         room, together = Room(), []
         for request in islice(self._waiting.copy(), self._most):
             if request.due <= due:
@@ -167,7 +168,6 @@ class CallCoalescer:
         return together
 
     def _step_down(self, mine: object) -> None:
-        """Give up leadership, if held, and elect another leader."""
         if self._turn.get(_LEADER) is mine:
             del self._turn[_LEADER]
         # Later threads see that there is no leader.
@@ -175,7 +175,7 @@ class CallCoalescer:
             self._elect_leader()
 
     def _elect_leader(self) -> None:
-        """Elect the request with the most time left, so that the call does not end early for others."""
+        """Most time left, so that the call doesn't end early for others."""
         with self._lock:
             if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)

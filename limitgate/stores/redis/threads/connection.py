@@ -1,9 +1,7 @@
-"""A sync connection to Redis, used by one thread at a time.
+"""A sync connection to Redis, for one thread at a time.
 
-After redis-py has connected, a `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply.
-
-A thread that waits for the GIL receives no replies, so only listening time counts against a deadline. A thread waits in slices:
-a slice counts only if the kernel waited for all of it.
+A `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply. A thread that waits for the GIL receives
+nothing, so it waits in slices, which count only if the kernel waited for all of them.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ SHORTEST = 0.001
 """Seconds at least."""
 
 STARVED_TURNS = 40
-"""GIL waits of the other thread that don't count; connecting needs 5 to 25."""
+"""Uncounted GIL waits; connecting needs 5 to 25."""
 LATE_S = 0.004
-"""A thread this late has waited for the GIL, which others hold for 5 ms."""
+"""Longer waits are for the GIL, which others hold for 5 ms."""
 
 
 class ListenDeadline:
@@ -40,12 +38,12 @@ class ListenDeadline:
 
     @property
     def is_over(self) -> bool:
-        """Including a last short slice."""
+        """True after the deadline and a last short slice."""
         return self.left <= -SHORTEST
 
     @property
     def is_exhausted(self) -> bool:
-        """All data of before the deadline has been read."""
+        """All data before the deadline was read."""
         return self.left <= -GRACE
 
     def slice(self) -> float:
@@ -56,23 +54,23 @@ class ListenDeadline:
         self.spent += seconds
 
     def waited_since(self, began: float, slice_: float) -> None:
-        """Count a slice that ended with data, unless this thread was away."""
+        """A slice with data counts unless this thread was away."""
         seconds = monotonic() - began
         if seconds <= slice_:
             self.left -= seconds
 
 
 class WaitForThread:
-    """Wait for another thread, which may wait for the GIL as well."""
+    """Another thread may wait for the GIL as well."""
 
     def __init__(self, listen_deadline: ListenDeadline) -> None:
         self.listen_deadline = listen_deadline
         self._turns = 0.0
 
     def waited_in_vain(self, slice_: float, elapsed: float) -> None:
-        """Count a slice of ``elapsed`` seconds without progress.
+        """A slice without progress.
 
-        The other thread also waits for the GIL, so the first `STARVED_TURNS` waits do not count, and later ones only in part.
+        The first `STARVED_TURNS` don't count, later ones in part: the other thread waits for the GIL, too.
         """
         late_s = elapsed - slice_
         if late_s > LATE_S and self._turns < STARVED_TURNS:
@@ -90,15 +88,15 @@ class OtherConnections(Protocol):
     def make_another(self) -> None: ...
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since."""
+        """True if another one was opened since."""
 
 
 class SyncConnection:
-    """Drives a session on a connection that redis-py has opened."""
+    """A session on a redis-py connection."""
 
     others: OtherConnections | None = None
     closings = 0
-    """Of the pool, before it was dialed."""
+    """Of the pool, before dialing."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
@@ -112,7 +110,7 @@ class SyncConnection:
         """Last check without calls in flight."""
 
     def is_quiet(self) -> bool:
-        """True if the connection is open and has no unexpected data."""
+        """True if open, without unexpected data."""
         self.looked_at = monotonic()
         try:
             self._set_timeout(0.0)
@@ -124,7 +122,7 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Raises `TimeoutError`; any other `OSError` becomes an event."""
+        """Raises `TimeoutError`; another `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         # Usually all bytes are sent at once, so the first wait is not measured.
@@ -174,7 +172,7 @@ class SyncConnection:
         return event
 
     def _doubt(self, others: OtherConnections, silence: float) -> None:
-        """Open a second connection beside a doubtful one, see `session`."""
+        """See `session`."""
         if self._doubted_at is not None:
             # A server that was only slow has answered here before it accepts another connection.
             if others.have_another(self._doubted_at) and not has_data(self._socket):
@@ -192,7 +190,7 @@ class SyncConnection:
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
-        """Count a slice. Raises `TimeoutError` after the deadline."""
+        """Raises `TimeoutError` after the deadline."""
         listen_deadline.waited_in_vain(self._timeout)
         if listen_deadline.is_over:
             raise TimeoutError

@@ -1,7 +1,4 @@
-"""One Redis server for threads: connections, circuit breaker and script calls.
-
-`send` and `hear` are separate, so that cluster nodes can be asked in parallel.
-"""
+"""One Redis server for threads. `send` and `hear` are separate, to ask cluster nodes in parallel."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ from limitgate.stores.redis.wire import NO_PLAN, UNSENDABLE, Call, Kept, KeptReq
 
 
 class _ProbePatience(ListenDeadline):
-    """Confirms a probe to the breaker."""
-
     __slots__ = ("_breaker",)
 
     def __init__(self, seconds: float, breaker: Breaker) -> None:
@@ -53,10 +48,7 @@ class Sent:
 
 
 class Node:
-    """Carries out calls on one server, or on the cluster node at ``address``.
-
-    ``failed`` is called after every server failure.
-    """
+    """Calls on one server, or on the cluster node at ``address``. ``failed`` is called after each server failure."""
 
     def __init__(
         self,
@@ -71,7 +63,7 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """A request thread must probe then, because no background thread could be started."""
+        """When a request thread must probe, because no background thread could start."""
         self._probing = threading.Lock()
 
     @property
@@ -79,14 +71,13 @@ class Node:
         return self._server.breaker
 
     def check(self, _: AnyPlan) -> None:
-        """Raise `StoreError` if the server is unreachable."""
         if self._probe_due is not None:
             self.look()
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
 
     def look(self) -> None:
-        """Probe in this thread if a probe is due and no background thread could be started."""
+        """Probe here if no background thread could start."""
         due = self._probe_due
         if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
@@ -117,7 +108,7 @@ class Node:
         return configuration(self._ask(call, listen_deadline))
 
     def send(self, calls: Sequence[Call], listen_deadline: ListenDeadline) -> Sent:
-        """Send calls together; `hear` receives the answers."""
+        """`hear` receives the answers."""
         sent, data = Sent(calls), b""
         try:
             sent.connection = connection = self._taken(listen_deadline, gives_back=any(call.gives_back for call in calls))
@@ -133,10 +124,7 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for the answers, and resend the calls of a lost connection, see `session`.
-
-        ``first`` is an event already received.
-        """
+        """Wait, and resend calls of a lost connection, see `session`. ``first`` is an earlier event."""
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
             session = connection.session
@@ -168,11 +156,11 @@ class Node:
         self._connections.close()
 
     def connect(self) -> None:
-        """Connect, unless connected. Raises `StoreError`."""
+        """Raises `StoreError`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
-        """Close for good, connections in use after their calls."""
+        """Connections in use close after their calls."""
         self._connections.retire()
         self.close()
 
@@ -224,14 +212,14 @@ class Node:
         return answer
 
     def _taken(self, listen_deadline: ListenDeadline, *, gives_back: bool) -> SyncConnection:
-        """Return a connection for a call; check an idle one before a refund, see `session`."""
+        """Checks an idle one before a refund, see `session`."""
         while True:
             connection = self._connections.take(listen_deadline, by_looking=gives_back)
             if not (gives_back and connection.session.lies_idle(monotonic())) or self._answers(connection, listen_deadline):
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Send an empty call. False if the connection was dropped."""
+        """Test a connection by an empty call."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -266,7 +254,7 @@ class Node:
         return dict(zip(calls, self.hear(self.send(calls, listen_deadline), listen_deadline))) if calls else {}
 
     def _fail(self, sent: Sent, error: BaseException) -> None:
-        """Fail the unanswered calls. Raises interruptions of this thread again."""
+        """Raises interruptions again."""
         self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
@@ -302,7 +290,7 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """Start the probing thread, which does not keep the store alive. False if it cannot be started."""
+        """False if the thread can't start. It doesn't keep the store alive."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:
@@ -317,7 +305,7 @@ class Node:
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
-    """Combine the answer to a resent call with errors for its refunds."""
+    """A resent call's answer, with errors for its refunds."""
     if isinstance(answer, StoreError) or not any(plan.has_adjustments for plan in call.requested):
         return answer
     lost = store_error(error)

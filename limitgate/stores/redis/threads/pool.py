@@ -1,7 +1,4 @@
-"""The sync connections to one Redis server, opened by background threads if possible.
-
-Connecting continues after the timeout of the call that started it, and then serves the next call.
-"""
+"""One server's sync connections, opened in the background, where an attempt outlasts its call."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ from limitgate.stores.redis.session import Doubts
 from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
 
 CHECK_LOGINS_EVERY = 1.0
-"""Seconds between two checks of logins and for closed connections."""
+"""Seconds, also for closed connections."""
 MAX_CONNECTING = 4
-"""Connecting threads per server."""
+"""Threads per server."""
 LOOK_EVERY = 1.0
-"""Seconds until a connection is checked for unexpected data again."""
+"""Seconds between checks for unexpected data."""
 
 
 class ConnectionPool:
@@ -50,13 +47,12 @@ class ConnectionPool:
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
         self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings before the renewal thread was started, -1 without one."""
+        """Closings at the renewal thread's start; -1 without it."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
-        """Return an open connection without unread data. Raises `StoreError` after ``listen_deadline``.
+        """Return a connection without unread data. Raises `StoreError` after ``listen_deadline``.
 
-        Checks it after `LOOK_EVERY` seconds, or with ``by_looking``. A call on an ended connection is usually resent
-        (`Session.may_repeat`).
+        Checks it after `LOOK_EVERY` seconds, or with ``by_looking``.
         """
         while (connection := self._pop()) is not None:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
@@ -65,7 +61,7 @@ class ConnectionPool:
         return self._made(listen_deadline)
 
     def give(self, connection: SyncConnection) -> None:
-        """Return a connection to the pool, or close it if it is unusable."""
+        """Unusable ones are closed."""
         if not connection.session.is_quiet():
             connection.close()
             return
@@ -78,13 +74,13 @@ class ConnectionPool:
             self.close_idle()
 
     def make_another(self) -> None:
-        """Close idle connections, which may be dropped as well, and start to connect."""
+        """Idle ones may be dropped as well, so close them."""
         self.close_idle()
         with self._lock:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """True if a connection has been opened since."""
+        """True if another one was opened since."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
@@ -92,7 +88,7 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """`close_idle`, and close the others after at most one more use."""
+        """Others close after one more use."""
         # A signal handler may close while its thread holds the lock.
         self._closings += 1
         self.close_idle()
@@ -102,14 +98,14 @@ class ConnectionPool:
         self.close()
 
     def _pop(self) -> SyncConnection | None:
-        """The newest idle connection, so that the others can age."""
+        """Take the newest connection, so that others age."""
         try:
             return self._idle.pop()
         except IndexError:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """Opened by a background thread if possible."""
+        """Open a connection, in the background if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -127,7 +123,7 @@ class ConnectionPool:
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """False if no thread can be started."""
+        """False without a thread."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -142,7 +138,7 @@ class ConnectionPool:
         return True
 
     def _wait(self, waiting: WaitForThread) -> None:
-        """Wait for a change. Raises `StoreError` after the deadline."""
+        """Raises `StoreError` after the deadline."""
         listen_deadline = waiting.listen_deadline
         slice_, began = listen_deadline.slice(), monotonic()
         if self._changed.wait(slice_) or self._idle:
@@ -185,7 +181,7 @@ class ConnectionPool:
             self.close_idle()
 
     def _driven(self, connection: Any, closings: int) -> SyncConnection:
-        """Wrap a redis-py connection. Close it on failure."""
+        """Close it on failure."""
         try:
             driven = SyncConnection(connection)
         except Exception as error:
@@ -198,7 +194,7 @@ class ConnectionPool:
         return driven
 
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
-        """Start the thread that replaces connections before their logins expire."""
+        """Replace connections before logins expire."""
         with self._lock:
             self._logins[connection] = login
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings
@@ -211,7 +207,7 @@ class ConnectionPool:
                 self._renewed_by = -1
 
     def next_renewal(self, closings: int) -> tuple[float, float] | None:
-        """Monotonic time to replace all connections, and seconds between attempts. None without logins that expire."""
+        """Monotonic time, and seconds between attempts. None without expiring logins."""
         with self._lock:
             logins = list(self._logins.values())
             if logins and closings == self._closings:
@@ -221,7 +217,7 @@ class ConnectionPool:
         return None
 
     def renew(self, closings: int) -> None:
-        """Connections in use close after their calls."""
+        """Those in use close after their calls."""
         with self._lock:
             old = list(self._logins)
         connection = self._driven(self._dial(), closings)
@@ -235,7 +231,6 @@ class ConnectionPool:
 
 
 def _keep_renewing(pool: ref[ConnectionPool], logins_changed: Event, closings: int) -> None:
-    """Replace connections before their logins expire, while the pool is open."""
     failed_at = -math.inf
     while (renewing := pool()) is not None and (renewal := renewing.next_renewal(closings)) is not None:
         due_at, retry_every = renewal

@@ -35,7 +35,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """A call is running; the store closes after it."""
+        """A call is running; close after it."""
 
 
 class _ThreadState(threading.local):
@@ -46,22 +46,17 @@ class _ThreadState(threading.local):
 class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's query options, or a URL with several servers, see
-    limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may
-    retry; ``local_refusals=False`` asks Redis every time.
+    ``url``, ``local_refusals`` and a sync ``credentials`` are those of `limitgate.stores.redis.aio.store.AsyncRedisStore`.
+    Raises
+    `ConfigError`.
 
-    ``credentials`` is a callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``; the user may
-    be None. The store calls it for each connection and replaces connections before their logins expire. The URL then has no
-    user or password, except for Sentinels.
-
-    If a signal handler, a finalizer or a log handler interrupts a call and uses the store, that raises `StoreError`, because
-    waiting would deadlock. `close` takes effect when the interrupted call ends.
-
-    Raises `ConfigError`.
+    If a signal handler, a finalizer or a log handler uses the store during a call, that raises `StoreError`, because waiting
+    would
+    deadlock; `close` takes effect at the end of the call.
     """
 
     measures_silence = takes_plain = True
-    """Readings and errors report Redis' silence."""
+    """Readings and errors report silence."""
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
@@ -91,12 +86,12 @@ class RedisStore(RedisStoreBase, Remade):
             self.connect_soon()
 
     def before_fork(self) -> None:
-        """Wait for the background connection attempt, which holds locks."""
+        """A background attempt holds locks."""
         if self._connecting is not None and self._connecting is not threading.current_thread():
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """Connect in a background thread, or with ``in_children`` in each forked process."""
+        """In the background, or with ``in_children`` in forks."""
         self._connects_in_children = in_children
         if not in_children and switch.stand_in is None:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
@@ -204,7 +199,6 @@ class RedisStore(RedisStoreBase, Remade):
                 self._servers.exchange(together, ListenDeadline(CONNECT_TIMEOUT))
 
     def end_leases_in_time(self) -> None:
-        """Start the thread that returns leases when they end."""
         if self._gives_back:
             return
         with self._lease_lock:
@@ -243,7 +237,7 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 
 
 def _check_is_outermost(use: _Use) -> None:
-    """Raise `StoreError` inside another call, or in a background thread of the store."""
+    """Raises `StoreError` inside another call, or a background thread."""
     if use.is_asking or background.this_thread.is_background:
         raise StoreError(
             "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
@@ -255,7 +249,7 @@ _PATCHES = {"gevent": "gevent.monkey.patch_all()", "eventlet": "eventlet.monkey_
 
 
 def check_patches() -> None:
-    """Raise `ConfigError` if threads were replaced, because a wait would block the process."""
+    """Raises `ConfigError` if threads were replaced: a wait would block the process."""
     lock = threading.Lock
     if lock is _LOCK:
         return
