@@ -167,7 +167,7 @@ def top(sketch: Sketch) -> Top:
 def merge(tops: Iterable[Top]) -> Top:
     """Add the counts of several streams. Errors add up: a name that a stream does not list may have occurred there, too.
 
-    The true count stays in ``[hits - error, hits]``.
+    The true count stays in ``[hits - error, hits]``. Runs with a pause between them stay apart, and the later one is told.
     """
     listed = list(tops)
     if len(listed) == 1:
@@ -183,7 +183,10 @@ def merge(tops: Iterable[Top]) -> Top:
             else:
                 known[0] += count - each.floor
                 known[1] += error - each.floor
-                known[2] = min(known[2], since)
+                if since - known[3] > PAUSE:
+                    known[2] = since
+                elif known[2] - last <= PAUSE:
+                    known[2] = min(known[2], since)
                 known[3] = max(known[3], last)
     entries = [Entry(key, int(count), int(error), since, last) for key, (count, error, since, last) in found.items()]
     return Top(sorted(entries, key=_least_first), floor)
