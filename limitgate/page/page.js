@@ -139,7 +139,8 @@ const tables = {
     {title: "Ref/s", kind: "number", text: each => rate(each.refused_per_second)},
     {title: "Up", kind: "number minor", text: each => lasting(each.uptime)},
     {title: "Note", kind: "text", text: each => [each.up ? "" : "store down", each.clock_ahead ? `clock off by ${lasting(Math.abs(each.clock_ahead))}` : "",
-      each.last_error || ""].filter(Boolean).join("; ")},
+      each.last_error ? `${each.last_error}${each.last_error_at === null ? "" : ` (${lasting(Math.max(0, shown.at + each.clock_ahead - each.last_error_at))} ago)`}` : ""]
+      .filter(Boolean).join("; ")},
   ]),
   bans: new Table("bans", "Bans in force", [
     {title: "Client", kind: "who", text: ban => ban.key},
