@@ -45,7 +45,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     redis = RedisServer()
     with closing(RedisStore(redis.url)) as store:
         busy = rule(refused=[(MARKUP, 900), ("ip=20….7", 400)], utilization=1.0)
-        write(store, snapshot(1, rules=[busy, rule(tier="vip")]), snapshot(2, revision=REVISION - 1, last_error="no route", last_error_at=time.time() - 600), seconds=600)
+        write(
+            store,
+            snapshot(1, rules=[busy, rule(tier="vip")]),
+            snapshot(2, revision=REVISION - 1, last_error="no route", last_error_at=time.time() - 600),
+            seconds=600,
+        )
         with uvicorn_process("tests.page.app:app", tmp_path_factory.mktemp("live"), LIMITGATE_STORE=redis.url) as url:
             yield url
     redis.stop()
