@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
 from secrets import token_hex
 from typing import Any, Final, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from limitgate.errors import StoreError
 from limitgate.fleet.snapshot import STEP, STEPS, LoadState, RuleState, Snapshot, StoreState, Value, encode
@@ -94,6 +94,7 @@ class Publisher:
         self._host = socket.gethostname()
         self._poller = Poller(PERIOD, [self], name="fleet")
         self._base: dict[Series, Sequence[Any]] = {}
+        self._outages_before = 0
         self.failures = 0
         self._begin_anew()
         tally.at_overflow = self.start
@@ -134,6 +135,7 @@ class Publisher:
         self._tally.at_first = self.start
         self._begin_anew()
         self._base = {series: series.values.copy() for series in self._series()}
+        self._forget_store()
         requests, refused = self._totals()
         self._before = requests, refused, monotonic()
 
@@ -268,11 +270,31 @@ class Publisher:
         yield from self._counts.series()
         # Calls to the store are counted only if there are observers.
         calls = getattr(self._store, "calls", None)
-        if calls is not None:
+        if calls is not None and self._tells_of_store():
             yield calls
 
+    def _tells_of_store(self) -> bool:
+        """Of the gates that share a store, the first tells of its calls and outages, because readers add them up."""
+        first = _tellers.get(self._store)
+        teller = None if first is None else first()
+        if teller is not None:
+            return teller is self
+        _tellers[self._store] = ref(self)
+        if first is not None:  # Another gate has told what was until now.
+            self._forget_store()
+        return True
+
+    def _forget_store(self) -> None:
+        """Tell only of what follows."""
+        self._outages_before = getattr(self._store, "outages", 0)
+        calls = getattr(self._store, "calls", None)
+        if calls is not None:
+            self._base[calls] = calls.values.copy()
+
     def _outages(self) -> Iterable[Value]:
-        outages = getattr(self._store, "outages", 0)
+        if not self._tells_of_store():
+            return
+        outages = getattr(self._store, "outages", 0) - self._outages_before
         if outages:
             yield instruments.STORE_OUTAGES.name, (self._scheme,), [outages]
 
@@ -409,6 +431,8 @@ def _look(publisher: ref[Publisher], loop: asyncio.AbstractEventLoop) -> None:
 
 
 _all: WeakSet[Publisher] = WeakSet()
+_tellers: WeakKeyDictionary[Any, ref[Publisher]] = WeakKeyDictionary()
+"""By store."""
 
 
 @atexit.register

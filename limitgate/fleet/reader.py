@@ -298,7 +298,7 @@ class FleetReader:
             return "memory:// shows this process only, and no gate of it uses this store, or its option fleet is off"
         return (
             f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service runs, it uses "
-            "another store, database or key_prefix, or its option fleet is off"
+            "another store, database or key_prefix, its option fleet is off, or the store is full or read-only"
         )
 
 

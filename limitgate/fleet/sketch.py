@@ -154,7 +154,10 @@ def top(sketch: Sketch) -> Top:
 
 
 def merge(tops: Iterable[Top]) -> Top:
-    """Add the counts of streams. Errors add up: a name may also be in streams that don't list it."""
+    """Add the counts of streams. Errors add up: a name may also be in streams that don't list it.
+
+    Of runs with a pause between them, the later one is reported.
+    """
     listed = list(tops)
     if len(listed) == 1:
         return listed[0]
@@ -169,7 +172,10 @@ def merge(tops: Iterable[Top]) -> Top:
             else:
                 known[0] += count - each.floor
                 known[1] += error - each.floor
-                known[2] = min(known[2], since)
+                if since - known[3] > PAUSE:
+                    known[2] = since
+                elif known[2] - last <= PAUSE:
+                    known[2] = min(known[2], since)
                 known[3] = max(known[3], last)
     entries = [Entry(key, int(count), int(error), since, last) for key, (count, error, since, last) in found.items()]
     return Top(sorted(entries, key=_least_first), floor)

@@ -91,14 +91,14 @@ class Tally:
 
     def reset_after_fork(self) -> None:
         self.lock = threading.RLock()
+        self.known = set()
         for queue, pending in self._pending:
             pending.clear()
             living = queue()
             if living is not None:
-                living.may_name = True
+                living.is_known = self.known.issuperset
         self._others.clear()
         self._later.clear()
-        self.known = set()
         for clients in list(self._clients):
             clients.used, clients.refused = RecentSketch(), RecentSketch()
 
@@ -143,6 +143,7 @@ class Tally:
                 if len(self.known) > 4 * SIZE * (1 + len(every)):
                     self.known = set()
                 self.wanted = {key for each in every for key in each.renew()}
+                self.known -= self.wanted
                 self._renew_queues()
         finally:
             self.lock.release()
@@ -249,7 +250,7 @@ class Queue:
         "_places",
         "charged",
         "defers",
-        "may_name",
+        "is_known",
         "others",
         "queue",
         "refused",
@@ -271,11 +272,16 @@ class Queue:
         self._places = places
         self._pending = _Pending(counter, places, count_many, defers=defers)
         self.queue, self.others = self._pending.readings, self._pending.others
-        self.may_name = True
+        self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
+        """False for keys of which a client is still to be named. None if there are no such keys at present."""
         tally.take(self, self._pending)
 
     def renew(self) -> None:
-        self.may_name = any(clients.free > 0 for _, _, clients, _ in self._places)
+        tally = self.tally
+        if any(clients.free > 0 for _, _, clients, _ in self._places):
+            self.is_known = tally.known.issuperset
+        else:
+            self.is_known = tally.wanted.isdisjoint if tally.wanted else None
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
         """Name the client of an admission if needed. Count a queue that is too long."""
@@ -283,7 +289,7 @@ class Queue:
         if tally.at_first is not None:
             begin, tally.at_first = tally.at_first, None
             begin()
-        if not tally.wanted.isdisjoint(keys) or (self.may_name and not tally.known.issuperset(keys)):
+        if self.is_known is not None and not self.is_known(keys):
             for place, _, clients, name in self._places:
                 key = keys[place]
                 if clients.wants(key):
@@ -296,14 +302,10 @@ class Queue:
             tally.count(waits=False)
 
     def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
-        queue, tally, keys = self._pending.refusals, self.tally, reading.keys
+        queue, is_known = self._pending.refusals, self.is_known
         queue.append((reading, rules))
-        if (
-            (self.may_name and not tally.known.issuperset(keys))
-            or (tally.wanted and not tally.wanted.isdisjoint(keys))
-            or len(queue) > MOST
-        ):
-            self.look(keys, admission)
+        if (is_known is not None and not is_known(reading.keys)) or len(queue) > MOST:
+            self.look(reading.keys, admission)
 
 
 def digest_of(key: str) -> str:

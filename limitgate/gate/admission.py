@@ -207,13 +207,9 @@ class Admission:
             is_final = self.is_plain and self._outcome is None
             queue = pending.queue if is_final else pending.others
             queue.append(reading)
-            tally, keys = pending.tally, reading.keys
-            if (
-                (pending.may_name and not tally.known.issuperset(keys))
-                or (tally.wanted and not tally.wanted.isdisjoint(keys))
-                or len(queue) > MOST
-            ):
-                pending.look(keys, self)
+            is_known = pending.is_known
+            if (is_known is not None and not is_known(reading.keys)) or len(queue) > MOST:
+                pending.look(reading.keys, self)
             if is_final and pending.defers:
                 return
         if not self.is_plain and self.is_nested:

@@ -111,21 +111,21 @@ const numbers = part => [
   {title: "Per second", kind: "number", text: step => rate(step[part] / step.seconds)},
   {title: "In 30 s", kind: "number", text: step => whole(step[part])},
 ];
+const tiered = (rule, tier) => tier === "default" ? rule : `${rule} (${tier})`;
 const VERBS = {ban: "Ban", pardon: "Pardon", reset: "Reset"};
 const acts = (...names) => facts.actions ? [{title: "Actions", kind: "buttons", fill: fillButtons(...names)}] : [];
 const tables = {
   refused: new Table("refused-table", "Refused requests", numbers("refused")),
   admitted: new Table("admitted-table", "Admitted requests", numbers("admitted")),
   rules: new Table("rules", "Rules by utilization", [
-    {title: "Rule", kind: "text", text: rule => rule.name},
-    {title: "Tier", kind: "minor", text: rule => rule.tier},
+    {title: "Rule", kind: "text", text: rule => tiered(rule.name, rule.tier)},
     {title: "Utilization", kind: "bar", fill: fillBar},
     {title: "Refused", kind: "number", text: rule => whole(rule.refused)},
     {title: "Admitted", kind: "number minor", text: rule => whole(rule.admitted)},
   ]),
   who: new Table("who", "Clients that are refused most", [
     {title: "Client", kind: "who", text: entry => entry.who},
-    {title: "Rule", kind: "short", text: entry => entry.tier === "default" ? entry.rule : `${entry.rule} (${entry.tier})`},
+    {title: "Rule", kind: "short", text: entry => tiered(entry.rule, entry.tier)},
     {title: "Refused", kind: "number", text: entry => entry.error ? `${whole(entry.count - entry.error)} to ${whole(entry.count)}` : whole(entry.count)},
     {title: "Now/s", kind: "number minor", text: entry => entry.per_second === null ? "–" : rate(entry.per_second)},
     {title: "Since", kind: "number", text: entry => clock(entry.since)},
@@ -139,7 +139,8 @@ const tables = {
     {title: "Ref/s", kind: "number", text: each => rate(each.refused_per_second)},
     {title: "Up", kind: "number minor", text: each => lasting(each.uptime)},
     {title: "Note", kind: "text", text: each => [each.up ? "" : "store down", each.clock_ahead ? `clock off by ${lasting(Math.abs(each.clock_ahead))}` : "",
-      each.last_error || ""].filter(Boolean).join("; ")},
+      each.last_error ? `${each.last_error}${each.last_error_at === null ? "" : ` (${lasting(Math.max(0, shown.at + each.clock_ahead - each.last_error_at))} ago)`}` : ""]
+      .filter(Boolean).join("; ")},
   ]),
   bans: new Table("bans", "Bans in force", [
     {title: "Client", kind: "who", text: ban => ban.key},

@@ -85,9 +85,13 @@ _WHOLE = (
 
 
 def _process(process: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("host", "pid", "version", "revision", "follows", "uptime", "requests_per_second", "refused_per_second")
-    shown = {name: process[name] for name in names}
-    return {**shown, "up": process["store"]["up"], "last_error": process["last_error"], "clock_ahead": process["clock_ahead"]}
+    return {**{name: process[name] for name in _OF_PROCESS}, "up": process["store"]["up"]}
+
+
+_OF_PROCESS = (
+    *("host", "pid", "version", "revision", "follows", "uptime", "requests_per_second", "refused_per_second"),
+    *("last_error", "last_error_at", "clock_ahead"),
+)
 
 
 def as_bytes(value: object) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -359,6 +360,29 @@ def test_rights_that_limiting_needs_are_enough(own_redis: RedisServer, prefix: s
     assert store.fleet(FleetRequest(index), PATIENCE).snapshots == [b"LG"]
     assert store.fleet(FleetRequest(index, "0" * 16), PATIENCE).processes == 0
     store.close()
+
+
+def test_gates_that_share_a_store_tell_of_it_once(prefix: str) -> None:
+    """An exporter adds up what they tell. One that is left tells of what follows, and so does a child of a fork."""
+
+    class Flaky(MemoryStore):
+        outages = 2
+
+    store = Flaky()
+    apps = [LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True) for _ in range(2)]
+
+    def outages() -> list[Any]:
+        told = [value for app in apps for value in publisher_of(app).snapshot().counters]
+        return [values for name, _, values in told if name == "limitgate.store.outages"]
+
+    assert outages() == [[2]]
+    del apps[0]
+    gc.collect()
+    assert outages() == []
+    Flaky.outages = 5
+    assert outages() == [[3]]
+    publisher_of(apps[0]).reset_after_fork()
+    assert outages() == []
 
 
 def test_observers_see_what_they_saw_before(prefix: str) -> None:

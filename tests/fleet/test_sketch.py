@@ -97,6 +97,29 @@ def test_a_run_begins_anew_after_a_pause() -> None:
     assert (entry.since, entry.last, entry.hits) == (NOW + 200, NOW + 201, 5)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_pause_between_two_streams_ends_a_run(order: int) -> None:
+    """Another process saw somebody earlier, or this one did in the period before: the run of now began later."""
+    times = [[0, 30], [200, 230], [240, 250]][::order]
+    sketches = [Sketch() for _ in times]
+    for sketch, moments in zip(sketches, times):
+        for at in moments:
+            sketch.add({"somebody": 1}, NOW + at)
+    (entry,) = merge(map(top, sketches)).entries
+    assert (entry.since, entry.last, entry.hits) == (NOW + 200, NOW + 250, 6)
+
+
+def test_a_run_goes_on_in_the_next_period() -> None:
+    """A pause across the boundary ends it."""
+    start = NOW - NOW % PERIOD
+    for pause in (59, 61):
+        recent = RecentSketch()
+        recent.add({"somebody": 1}, start + PERIOD - 1)
+        recent.add({"somebody": 1}, start + PERIOD - 1 + pause)
+        (entry,) = recent.top().entries
+        assert entry.since == start + PERIOD - 1 + (0 if pause == 59 else pause)
+
+
 def test_old_counts_are_forgotten() -> None:
     """Those of this period and of the one before count."""
     start = NOW - NOW % PERIOD

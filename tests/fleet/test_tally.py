@@ -117,6 +117,17 @@ def test_few_are_named_at_once() -> None:
     assert clients.wants(f"{99:032x}")
 
 
+def test_the_others_are_named_when_they_come_again() -> None:
+    """Also beside a rule whose clients all have names."""
+    app = app_of(Rule("api", "9/day", key=["ip"]), Rule("all", "1000/day", key=["global"]))
+    for _ in range(2):
+        for number in range(2 * NAMES):
+            visit(app, f"203.0.113.{number}")
+        tally_of(app).count()
+    assert "" not in listed(app, "used")
+    assert len(told(app).rules[0].used.entries) == 2 * NAMES
+
+
 def test_naming_that_fails_harms_no_request() -> None:
     """Users are objects of the application."""
     clients = Clients()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -44,7 +45,12 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     redis = RedisServer()
     with closing(RedisStore(redis.url)) as store:
         busy = rule(refused=[(MARKUP, 900), ("ip=20….7", 400)], utilization=1.0)
-        write(store, snapshot(1, rules=[busy]), snapshot(2, revision=REVISION - 1, last_error="no route"), seconds=600)
+        write(
+            store,
+            snapshot(1, rules=[busy, rule(tier="vip")]),
+            snapshot(2, revision=REVISION - 1, last_error="no route", last_error_at=time.time() - 600),
+            seconds=600,
+        )
         with uvicorn_process("tests.page.app:app", tmp_path_factory.mktemp("live"), LIMITGATE_STORE=redis.url) as url:
             yield url
     redis.stop()
@@ -98,6 +104,7 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
         assert re.search(r"is refused most, by rule api, since \d", page.locator("#headline").inner_text())
         assert page.locator("#revisions").inner_text() == "1 process differs from the rules of most: 2 revisions."
         assert "differs" in page.locator("#processes tbody tr").first.inner_text()
+        assert re.search(r"no route \(1\d min ago\)", page.locator("#processes tbody tr").first.inner_text())
         assert page.locator("img").count() == 0
         assert page.locator("#refused-chart svg").get_attribute("aria-label").startswith("refused per second over 15 minutes")
         page.get_by_text("Table of refused requests").click()
@@ -151,6 +158,16 @@ def test_everybody_can_use_it(
     with opened(browser, url, viewport=PHONE, is_mobile=True, has_touch=True) as page:
         page.locator("#who tbody tr" if which == "live" else "#buckets .bucket").first.wait_for()
         assert page.evaluate(NARROW)
+
+
+def test_a_phone_shows_tiers_and_actions(browser: Any, live: str) -> None:
+    """Rules of one name are told apart, and no button has to be scrolled to."""
+    with opened(browser, live, viewport=PHONE) as page:
+        page.locator("#who tbody tr").first.wait_for()
+        assert page.locator("#rules tbody th").all_inner_texts() == ["api", "api (vip)"]
+        for button in page.locator("#who td button").all():
+            box = button.bounding_box()
+            assert box["x"] + box["width"] <= PHONE["width"]
 
 
 def test_a_hidden_page_asks_nothing(browser: Any, live: str) -> None:

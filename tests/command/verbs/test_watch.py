@@ -102,6 +102,7 @@ def test_nobody_there(fleet: Fleet) -> None:
     """Exit status 1, and why."""
     shown = fleet.run("status", code=1).stdout
     assert f"no process has written a snapshot with key_prefix '{fleet.prefix}' for 10 seconds" in shown
+    assert "or the store is full or read-only" in " ".join(shown.split())
     assert "no process has written a snapshot" in fleet.run("top").stdout
 
 
