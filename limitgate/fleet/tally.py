@@ -41,9 +41,10 @@ class Clients:
     __slots__ = ("__weakref__", "free", "names", "refused", "used")
 
     def __init__(self) -> None:
-        self.used, self.refused = RecentSketch(), RecentSketch()
+        self.used: RecentSketch = RecentSketch()
+        self.refused: RecentSketch = RecentSketch()
         self.names: dict[str, str] = {}
-        self.free = NAMES
+        self.free: int = NAMES
         """Clients that may be named before they have a counter."""
 
     def wants(self, key: str) -> bool:
@@ -94,7 +95,7 @@ class Tally:
         """Called when a request has to count a queue, in any thread."""
         self.at_first: Callable[[], object] | None = None
         """Called once by a request that looks for names, in any thread."""
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
@@ -200,7 +201,7 @@ class _Pending:
     def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
         self._counter = counter
         # Without what names a client, which would keep replaced rules.
-        self.places = [(place, rule, clients) for place, rule, clients, _ in places]
+        self.places: list[tuple[int, str, Clients]] = [(place, rule, clients) for place, rule, clients, _ in places]
         self._count_many = count_many
         self._defers = defers
         # Lists, from whose start many are taken at once.
@@ -283,13 +284,15 @@ class Queue:
         defers: bool,
         count_many: CountMany,
     ) -> None:
-        self.tally = tally
-        self.charged, self.refused = counter.charged, counter.refused
-        self.defers = defers
+        self.tally: Tally = tally
+        self.charged: Callable[[Sequence[Any]], None] = counter.charged
+        self.refused: Callable[[Sequence[Any]], None] = counter.refused
+        self.defers: bool = defers
         self._places = places
         self._pending = _Pending(counter, places, count_many, defers=defers)
-        self.queue, self.others = self._pending.readings, self._pending.others
-        self.may_name = True
+        self.queue: list[Any] = self._pending.readings
+        self.others: list[Any] = self._pending.others
+        self.may_name: bool = True
         """False if no clients without a counter are named in this period."""
         tally.take(self, self._pending)
 

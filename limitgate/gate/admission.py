@@ -103,10 +103,10 @@ class Admission:
     reading: PlainSpend | None = None
     permits: Permits | None
     has_begun: bool
-    is_counted = False
+    is_counted: bool = False
     sent_status: int | str | None = None
     """Code, or a status line that starts with it."""
-    waited = 0.0
+    waited: float = 0.0
     """Seconds of silence that ``budget`` does not include yet."""
     refusal: Refusal | None = None
     is_shed = False
@@ -119,11 +119,11 @@ class Admission:
     messages: RequestPlan | None = None
     client_left = False
     """A response after a disconnect is not an outcome."""
-    is_sent = False
+    is_sent: bool = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
     """Reads the response if tokens were charged."""
-    has_slots = False
+    has_slots: bool = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
     _outcome: Outcome | None = None

@@ -232,7 +232,7 @@ class Turns:
     """Waits for the turns of one gate's requests."""
 
     def __init__(self, store: Any, refunds: Refunds, load: Load) -> None:
-        self.queues = WaitQueues()
+        self.queues: WaitQueues = WaitQueues()
         self._store = store
         self._refunds = refunds
         self._load = load

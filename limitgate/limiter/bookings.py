@@ -44,7 +44,7 @@ class Bookings:
 
     def reset_after_fork(self) -> None:
         """Replace a lock that another thread of the parent may hold."""
-        self.lock = RLock()
+        self.lock: RLock = RLock()
         """While it is held, no refund is noted: a new turn must hear of each refund once."""
 
     def __len__(self) -> int:

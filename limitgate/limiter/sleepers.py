@@ -15,7 +15,7 @@ class Sleeper:
     """A thread that waits for its turn."""
 
     def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+        self.turn: Turn = turn
         self._is_done = False
         self._wake = Event()
 

@@ -46,7 +46,7 @@ class Known:
 
     def reset_after_fork(self) -> None:
         """Assign a new process name in the child of a fork."""
-        self.process = f"{os.getpid()}:{uuid4().hex}"
+        self.process: str = f"{os.getpid()}:{uuid4().hex}"
 
     def fresh(self, key: str) -> Configuration | None:
         """Return the configuration if it was read less than `FRESH` seconds ago."""

@@ -32,7 +32,11 @@ def new_slot() -> int:
 
 
 REQUESTS = "requests"
-TOKENS = {1: ("tokens",), 2: ("input_tokens", "output_tokens"), 3: ("tokens", "input_tokens", "output_tokens")}
+TOKENS: dict[int, tuple[str, ...]] = {
+    1: ("tokens",),
+    2: ("input_tokens", "output_tokens"),
+    3: ("tokens", "input_tokens", "output_tokens"),
+}
 """Units of the limits of a rule that have their own cost, by their number."""
 
 

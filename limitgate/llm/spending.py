@@ -93,13 +93,14 @@ class Spending:
         """The key if it may be shown; None if it may be secret."""
         self._host = host
         self.expected = expected
-        self.windows = windows
+        self.windows: Windows = windows
         self._answers = answers
         self._hold = hold
         self._told_limits = told_limits
+        self.tenant: str
         self._line, self.tenant = share
         self._counts_of = counts
-        self.is_sent = False
+        self.is_sent: bool = False
         """True once the request may have reached the provider."""
         self._limiter: Any = None
         self.reservation: Any = None
@@ -107,10 +108,10 @@ class Spending:
         """The decision of a budget without limits, before the provider has stated any."""
         self._said: Told | None = None
         self._is_open = False
-        self.is_waiting = False
+        self.is_waiting: bool = False
         self.renews = False
         """True if the hold is renewed while the request is alive."""
-        self.renew_at = math.inf
+        self.renew_at: float = math.inf
         """When the hold is due, in seconds of `waiting.monotonic`."""
         self.reserved: Sequence[int] = ()
         self._keeper: Keeper | None = None

@@ -91,9 +91,9 @@ class AdaptiveLimit:
         reserve: Fraction | None = None,
         max_delay: float = 0.0,
     ) -> None:
-        self.in_flight = 0
+        self.in_flight: int = 0
         """Requests in flight that aren't declared lost."""
-        self.limit = options.start
+        self.limit: int = options.start
         """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """Budgets and counts by priority, highest first."""

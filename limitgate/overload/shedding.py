@@ -26,21 +26,21 @@ class PriorityLevel:
 
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
-        self.share = Fraction(1)
+        self.share: Fraction = Fraction(1)
         """Share of the limit."""
-        self.budget = 1.0
+        self.budget: float = 1.0
         """Share of an iteration of a hot loop."""
-        self.room = 1
+        self.room: int = 1
         """Total of requests in flight that still admits this priority."""
-        self.free = 0
+        self.free: int = 0
         """The same on the fast path."""
-        self.kept = 1.0
+        self.kept: float = 1.0
         """Share of its requests that pass thinning."""
-        self.admitted = 0
-        self.limit = 0
+        self.admitted: int = 0
+        self.limit: int = 0
         """Refused for lack of room, immediately or after waiting."""
-        self.lag = 0
-        self.thinned = 0
+        self.lag: int = 0
+        self.thinned: int = 0
         self._credit = 0.5
 
     @property
@@ -133,7 +133,7 @@ class Thinning:
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
-        self.level = 0.0
+        self.level: float = 0.0
         """From 0, all pass, to 2, only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
@@ -180,7 +180,7 @@ class WaitingLine(Generic[W]):
 
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
-        self.place_s = math.inf
+        self.place_s: float = math.inf
         """Mean seconds per released permit; infinite if unknown, when no queue is standing."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf

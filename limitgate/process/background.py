@@ -17,7 +17,7 @@ class _ThreadState(threading.local):
     is_background = False
 
 
-this_thread = _ThreadState()
+this_thread: _ThreadState = _ThreadState()
 """True in a background thread, which a finalizer or log handler may interrupt with locks held."""
 
 

@@ -76,7 +76,7 @@ class TextParser:
     """Parses the common, combined and uvicorn formats, after any prefix of a log driver."""
 
     def __init__(self) -> None:
-        self.untimed = 0
+        self.untimed: int = 0
         """Requests without a time, which have that of the previous line."""
         self._latest = 0
 

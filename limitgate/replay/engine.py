@@ -45,7 +45,7 @@ class Engine:
         routes: Routes | None = None,
         describe: Describe = DescribedRequest,
     ) -> None:
-        self.figures = Figures()
+        self.figures: Figures = Figures()
         self.arrivals: Arrivals | None = None
         self._now = 0
         settings = settings or Settings.model_construct()
@@ -187,21 +187,21 @@ class Figures:
     """Requests of a log under one rule set. Those without a rule count as admitted."""
 
     def __init__(self) -> None:
-        self.lines = 0
-        self.skipped = 0
+        self.lines: int = 0
+        self.skipped: int = 0
         """Lines without a request that could be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
         """By reason, the number of other lines with a request, and the first."""
-        self.untimed = 0
-        self.of_proxies = 0
+        self.untimed: int = 0
+        self.of_proxies: int = 0
         """Requests under the address of a trusted proxy."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
         """Admitted and refused requests."""
         self.first: int | None = None
-        self.last = 0
-        self.peaks = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
+        self.last: int = 0
+        self.peaks: dict[str, _Peak] = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
 
     @property
     def requests(self) -> int:

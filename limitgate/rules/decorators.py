@@ -49,7 +49,7 @@ _CONNECTS = "on_connect"
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate has decided on for the current request; None outside of requests, or if there were none."""
-notes_none = False
+notes_none: bool = False
 """Off, because it costs as much as computing a key."""
 
 

@@ -29,12 +29,12 @@ class ReloadStats:
     """Counts loads of rules, including the first one."""
 
     def __init__(self) -> None:
-        self.ok = 1
-        self.rejected = 0
-        self.was_ok = True
+        self.ok: int = 1
+        self.rejected: int = 0
+        self.was_ok: bool = True
         self.error: str | None = None
         """Why the last load was rejected."""
-        self.at = time.time()
+        self.at: float = time.time()
         """Unix time in seconds."""
 
     def note(self, *, is_ok: bool, error: str | None = None) -> None:
@@ -63,15 +63,15 @@ class ActiveRules:
         clock: Callable[[], int] = system_clock,
     ) -> None:
         self.planner = planner
-        self.rule_set = planner.rule_set
-        self.rule_names = planner.names
+        self.rule_set: RuleSet = planner.rule_set
+        self.rule_names: frozenset[str] = planner.names
         self.header_styles = header_styles
-        self.has_commonest_style = header_styles == ("x-ratelimit",)
+        self.has_commonest_style: bool = header_styles == ("x-ratelimit",)
         """True if ASGI fields have a fast path."""
         initials = [name[0] for name in names_of(header_styles)]
-        self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
+        self.initials: frozenset[str] = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
         """A quick check for rate fields set by the application."""
-        self.raw_initials = frozenset(map(ord, self.initials))
+        self.raw_initials: frozenset[int] = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
         self.body_limit = body_limit

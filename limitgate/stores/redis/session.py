@@ -96,10 +96,10 @@ class Session(Generic[Call]):
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
         """The oldest first."""
-        self.is_settling = False
+        self.is_settling: bool = False
         """A call with the script's text is in flight; new calls must not overtake it."""
-        self.has_more = False
-        self.asked_at = 0.0
+        self.has_more: bool = False
+        self.asked_at: float = 0.0
         """Monotonic time at which the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True

@@ -101,7 +101,7 @@ class RequestQueue:
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
         """For `OF_ANY` plans, which can be expensive."""
-        self.size = 0
+        self.size: int = 0
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:

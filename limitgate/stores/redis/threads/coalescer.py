@@ -53,7 +53,7 @@ class CallCoalescer:
         self._turn: dict[str, object] = {}
         """The leader under `_LEADER`. ``dict.setdefault`` is atomic at a quarter of a lock's cost."""
         self._lock = Lock()
-        self.listening = ListenDeadline(0)
+        self.listening: ListenDeadline = ListenDeadline(0)
         """Its ``spent`` is the total time that leaders have listened."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
