@@ -97,7 +97,7 @@ class ConfigError(LimitGateError, ValueError):
     def __init__(self, message: str, field: Field = (), reason: str | None = None) -> None:
         super().__init__(message)
         self.field = field
-        self.reason = message if reason is None else reason
+        self.reason: str = message if reason is None else reason
         self.file: str | None = None
         self.line: int | None = None
         self.others: tuple[ConfigError, ...] = ()
@@ -215,7 +215,7 @@ class StoreError(LimitGateError):
         super().__init__(message)
         self.fault: StoreFault = fault
         self.keys = keys
-        self.waited = 0.0
+        self.waited: float = 0.0
 
 
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

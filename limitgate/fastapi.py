@@ -41,8 +41,8 @@ class Refused(RateLimited, HTTPException):
     def __init__(self, refusal: Refusal, decision: Decision) -> None:
         HTTPException.__init__(self, refusal.status, refusal.reason, dict(refusal.waiting))
         self.decision = decision
-        self.response = None
-        self.refusal_id = refusal.id
+        self.response: Any = None
+        self.refusal_id: str | None = refusal.id
 
 
 note_none()
@@ -78,10 +78,10 @@ class RateLimit:
         self._asks_user = rule.key_asks("user")
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
         rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
-        self.rule = rule.placed(tuple(self._names.values()))
+        self.rule: Rule = rule.placed(tuple(self._names.values()))
         connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
         parts = [_parameter(name, dependency) for name, dependency in zip(self._names, dependencies)]
-        self.__signature__ = inspect.Signature([connection, *parts])
+        self.__signature__: inspect.Signature = inspect.Signature([connection, *parts])
 
     @property
     def dependency(self) -> NoReturn:

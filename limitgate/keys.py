@@ -115,10 +115,10 @@ class PreparedKey:
         *,
         route: str | None,
     ) -> None:
-        self.is_by_address = [tuple(each) for each in labels] == [("ip",)]
-        self.prefix = prefix
-        self.digest = digest
-        self.tail = _bytes(tail)
+        self.is_by_address: bool = [tuple(each) for each in labels] == [("ip",)]
+        self.prefix: str = prefix
+        self.digest: Any = digest
+        self.tail: bytes = _bytes(tail)
         self._text = parts[0] if len(parts) == 1 else lambda subject: "".join([part(subject) for part in parts])
         self._route = route
 

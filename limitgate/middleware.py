@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable
 from contextlib import suppress
 from contextvars import Token
 from types import GeneratorType
-from typing import Any, NoReturn, Unpack
+from typing import Any, ClassVar, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.exchange.application import Around, Denials, Message, RaisingApp, Receive, Send, denials, denials_by
@@ -31,7 +31,7 @@ from limitgate.rules import decorators
 from limitgate.rules.options import accepts, check_is_plain, check_refuses
 from limitgate.stores import open_store, open_sync_store
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 Marks = Container[decorators.Mark]
 MarksToken = Token[Marks | None]
@@ -48,8 +48,8 @@ class LimitGate(Around):
     middleware late: an error then fails the lifespan startup, or every request without lifespan events.
     """
 
-    PUT_AROUND = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
-    ENTRANCES = ("asgi_app", "asgi_handler")
+    PUT_AROUND: ClassVar[str] = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
+    ENTRANCES: ClassVar[tuple[str, ...]] = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
     """Raised later: the framework would hide it from its server."""
 
@@ -57,7 +57,7 @@ class LimitGate(Around):
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
-        self.options = options
+        self.options: ASGIOptions = options
         _check_is_application(app, self.PUT_AROUND)
         if hasattr(getattr(app, "__self__", app), "wsgi_app"):
             raise ConfigError(
@@ -292,15 +292,15 @@ class LimitGateWSGI(Around):
     Raises `ConfigError` for invalid options or rules, and with ``require_store`` `StoreError`.
     """
 
-    PUT_AROUND = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
-    ENTRANCES = ("wsgi_app", "wsgi")
+    PUT_AROUND: ClassVar[str] = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
+    ENTRANCES: ClassVar[tuple[str, ...]] = ("wsgi_app", "wsgi")
     app: WSGIApp
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: WSGIApp, **options: Unpack[WSGIOptions]) -> None:
         self.app = app
         self.note_entrances(app)
-        self.options = options
+        self.options: WSGIOptions = options
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
             error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
@@ -308,7 +308,7 @@ class LimitGateWSGI(Around):
             raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
         check_refuses(built.on_denied, "environ", "start_response")
-        self.gate = built.gate
+        self.gate: Gate | None = built.gate
         self._denials = None if built.on_denied is None else denials_by(built.on_denied)
         if built.gate is not None:
             _check_awaits_nothing(built.gate)

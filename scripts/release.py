@@ -40,7 +40,7 @@ class ReleaseError(Exception):
 
 def run(*command: str | Path, **options: object) -> str:
     """Return the output. Raises `ReleaseError` with the command and the last line of its output."""
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, cwd=ROOT, **options)  # type: ignore[call-overload]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **{"cwd": ROOT, **options})  # type: ignore[call-overload]
     if done.returncode:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
         raise ReleaseError(f"{' '.join(map(str, command))[:200]} failed: {last[0][:300]}")
@@ -161,23 +161,16 @@ def check_typing(wheel: Path, folder: Path) -> None:
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "venv", folder)
     extras = "fastapi,flask,django,rest,httpx,httpx2,aiohttp,requests,urllib3,cli,serve,envoy,prometheus,opentelemetry"
-    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{extras}]", "mypy==2.4.1")
-    where = run(python, "-c", "import limitgate; print(limitgate.__file__)", env={"PATH": os.environ["PATH"]}).strip()
+    stubs = ["django-stubs==6.1.2", "djangorestframework-stubs==3.18.1"]  # else classes derived from Django's count as unknown
+    run(python, "-m", "pip", "install", "--quiet", f"{wheel}[{extras}]", "mypy==2.4.1", *stubs)
+    where = run(python, "-I", "-c", "import limitgate; print(limitgate.__file__)").strip()
     if ROOT in Path(where).parents and folder not in Path(where).parents:
         raise ReleaseError(f"{where} was examined, expected the installed wheel")
     with tempfile.TemporaryDirectory() as elsewhere:
-        command = [
-            sys.executable,
-            "-m",
-            "pyright",
-            "--pythonpath",
-            str(python),
-            "--verifytypes",
-            "limitgate",
-            "--ignoreexternal",
-            "--outputjson",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=elsewhere)
+        # --verifytypes finds the package by the Python on the path, whatever --pythonpath says.
+        environment = {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+        command = [sys.executable, "-m", "pyright", "--verifytypes", "limitgate", "--ignoreexternal", "--outputjson"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=elsewhere, env=environment)
         score = json.loads(done.stdout)["typeCompleteness"]["completenessScore"]
         if score < 1:
             raise ReleaseError(
@@ -185,7 +178,7 @@ def check_typing(wheel: Path, folder: Path) -> None:
             )
         uses = Path(elsewhere) / "uses.py"
         uses.write_text(_USES)
-        run(python, "-m", "mypy", "--strict", uses)
+        run(python, "-I", "-m", "mypy", "--strict", uses, cwd=elsewhere)
 
 
 def main() -> None:

@@ -274,15 +274,16 @@ class Each:
         self.CAN_WAIT = one.CAN_WAIT
         self.MAX_TURNS = one.MAX_TURNS
         self.STRAIGHT = one.STRAIGHT
-        self.refusal_is_stable = one.refusal_is_stable
-        self.check = one.check
-        self.load = one.load
-        self.remaining = one.remaining
-        self.left_after = one.left_after
-        self.used = one.used
-        self.wait_us = one.wait_us
-        self.refill_us = self.ttl_us = one.refill_us
-        self.date = one.date
+        self.refusal_is_stable: Callable[[Sequence[State], BucketNumbers, int], bool] = one.refusal_is_stable
+        self.check: Callable[[LimitNumbers], str | None] = one.check
+        self.load: Callable[[LimitNumbers], Load] = one.load
+        self.remaining: Callable[[State, LimitNumbers], int] = one.remaining
+        self.left_after: Callable[[State, int, LimitNumbers], tuple[int, int]] = one.left_after
+        self.used: Callable[[State, LimitNumbers], int] = one.used
+        self.wait_us: Callable[[State, int, LimitNumbers], int | None] = one.wait_us
+        self.refill_us: Callable[[State, LimitNumbers], int] = one.refill_us
+        self.ttl_us: Callable[[State, LimitNumbers], int] = one.refill_us
+        self.date: Callable[[LimitNumbers], int] = one.date
 
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
         return [self._one.initial(now, limit) for limit in bucket.limits]

@@ -56,7 +56,7 @@ class _Timeout(click.FloatRange):
         return super().convert(value, param, ctx)
 
 
-timeout_option = click.option(
+timeout_option: Callable[[Verb], Verb] = click.option(
     "--timeout",
     default=2.0,
     type=_Timeout(0, 60, min_open=True),
@@ -64,7 +64,7 @@ timeout_option = click.option(
     help="How long to wait for the store.",
     show_default=True,
 )
-app_option = click.option(
+app_option: Callable[[Verb], Verb] = click.option(
     "--app", metavar="MODULE:APP", help="The application or a factory, for its routes, limits in code, and options."
 )
 
@@ -147,10 +147,12 @@ class Opened:
         self.service = named
         self.names = settings.names
         self._settings = settings
-        self.store, self.key_prefix, self.timeout = store, settings.key_prefix, timeout
-        self.journal = Journal(store, settings.key_prefix, timeout)
+        self.store: SyncConfigStore = store
+        self.key_prefix: str = settings.key_prefix
+        self.timeout: float = timeout
+        self.journal: Journal = Journal(store, settings.key_prefix, timeout)
         secret = None if settings.secret is None else settings.secret.get_secret_value()
-        self.limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
+        self.limiter: Limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
         """Return one client's bucket, as the service counts. Raises `ConfigError`."""

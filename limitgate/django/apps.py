@@ -30,7 +30,7 @@ class LimitGateConfig(AppConfig):  # type: ignore[misc]  # Django is not typed
 
     name = "limitgate.django"
     label = "limitgate"
-    verbose_name = "LimitGate"
+    verbose_name: str = "LimitGate"
 
     def ready(self) -> None:
         """Register the checks."""

@@ -25,7 +25,7 @@ from limitgate.gate.load import end_undecided, show_shed
 from limitgate.gate.nesting import overall_decision, response_fields
 from limitgate.http.body import FORMS, incomplete, too_large
 from limitgate.http.rate_fields import raw
-from limitgate.http.request import Headers, Query, Request, UserWanted, WSGIHeaders
+from limitgate.http.request import Environ, Headers, Query, Request, Scope, UserWanted, WSGIHeaders
 from limitgate.http.response import Refusal
 from limitgate.llm.metering import ResponseMeter
 from limitgate.messages.text import expected_of
@@ -55,7 +55,7 @@ class LimitGateMiddleware:
         if self._awaits:
             markcoroutinefunction(self)
         built = build_gate(self._routes, open_store if self._awaits else open_sync_store, **chosen)
-        self.gate = built.gate
+        self.gate: Gate | None = built.gate
         # On an event loop, the first request connects.
         if built.required_prefix is not None or not self._awaits:
             built.ask_store()
@@ -155,7 +155,7 @@ class DjangoExchange(Exchange):
 
     def __init__(self, gate: Gate, admission: Admission, request: DjangoRequest) -> None:
         self.stand_between(gate, admission)
-        self.awaits = request.awaits
+        self.awaits: bool = request.awaits
         if admission.is_shed:
             show_shed(admission)
         if admission.is_plain:  # The fast path.
@@ -325,13 +325,13 @@ class DjangoRequest(Request):
 
     def __init__(self, django: Any, *, awaits: bool = False) -> None:
         self.django = django
-        self.scope = getattr(django, "scope", None)
-        self.environ = django.META if self.scope is None else None
+        self.scope: Scope | None = getattr(django, "scope", None)
+        self.environ: Environ | None = django.META if self.scope is None else None
         self.sent_method = (django.method or "GET").upper()
         self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
-        self.sent = django.path_info
-        self.peer = django.META.get("REMOTE_ADDR") or None
-        self.is_outermost = not (self.passed_a_gate or self.has_too_many_lines)
+        self.sent: str = django.path_info
+        self.peer: str | None = django.META.get("REMOTE_ADDR") or None
+        self.is_outermost: bool = not (self.passed_a_gate or self.has_too_many_lines)
         self.awaits = awaits
 
     @cached_property

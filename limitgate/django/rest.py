@@ -46,7 +46,7 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
     """The 503 of ``on_error: closed``."""
 
     status_code = 503
-    default_detail = "The rate limit cannot be checked at the moment. Try again shortly."
+    default_detail: str = "The rate limit cannot be checked at the moment. Try again shortly."
     default_code = "temporary_reduced_capacity"
     wait = 1
 
@@ -63,7 +63,7 @@ class BodyUnread(APIException):  # type: ignore[misc]  # as above
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail, refusal.reason.lower().replace(" ", "_"))
-        self.status_code = refusal.status
+        self.status_code: int = refusal.status
 
 
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
@@ -234,7 +234,7 @@ class SimpleRateThrottle(Throttle):
 class AnonRateThrottle(SimpleRateThrottle):
     """Limits anonymous clients, by address, at the rate of the scope ``anon``."""
 
-    scope = "anon"
+    scope: str = "anon"
 
     def get_cache_key(self, request: Any, view: Any) -> str | None:
         """Return the key of `SimpleRateThrottle`; None for authenticated users."""
@@ -250,7 +250,7 @@ class AnonRateThrottle(SimpleRateThrottle):
 class UserRateThrottle(SimpleRateThrottle):
     """Limits each user at the rate of the scope ``user``; anonymous users count by address."""
 
-    scope = "user"
+    scope: str = "user"
 
 
 class ScopedRateThrottle(SimpleRateThrottle):
@@ -263,10 +263,10 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
     def allow_request(self, request: Any, view: Any) -> bool:
         """Return True to admit a request, see `Throttle.allow_request`."""
-        self.scope = getattr(view, self.scope_attr, None)
+        self.scope: str | None = getattr(view, self.scope_attr, None)
         if not self.scope:
             return True
-        self.rate = self.get_rate()
+        self.rate: Any = self.get_rate()
         return super().allow_request(request, view)
 
 

@@ -111,7 +111,7 @@ class ReceiveBuffer:
         self._kept: deque[Message] = deque()
         self._pending: asyncio.Future[Message] | None = None
         self._most = MOST_KEPT
-        self.has_read = False
+        self.has_read: bool = False
 
     async def receive(self) -> Message:
         while not self._kept:

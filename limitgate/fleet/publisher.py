@@ -95,7 +95,7 @@ class Publisher:
         self._poller = Poller(PERIOD, [self], name="fleet")
         self._base: dict[Series, Sequence[Any]] = {}
         self._outages_before = 0
-        self.failures = 0
+        self.failures: int = 0
         self._begin_anew()
         tally.at_overflow = self.start
         self._is_paused = False
@@ -105,7 +105,7 @@ class Publisher:
         _all.add(self)
 
     def _begin_anew(self) -> None:
-        self.id = token_hex(8)
+        self.id: str = token_hex(8)
         self._pid = os.getpid()
         self._start = time.time()
         self._timer: asyncio.TimerHandle | None = None

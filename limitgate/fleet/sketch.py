@@ -39,8 +39,8 @@ class Sketch:
     __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_lowest", "_since", "size", "total")
 
     def __init__(self, size: int = SIZE, cells: int = CELLS) -> None:
-        self.size = size
-        self.total = 0
+        self.size: int = size
+        self.total: int = 0
         self._cells = cells
         self._filter: array[int] | None = None
         """Created when a name finds no counter."""

@@ -38,9 +38,10 @@ class Clients:
     __slots__ = ("__weakref__", "free", "names", "refused", "used")
 
     def __init__(self) -> None:
-        self.used, self.refused = RecentSketch(), RecentSketch()
+        self.used: RecentSketch = RecentSketch()
+        self.refused: RecentSketch = RecentSketch()
         self.names: dict[str, str] = {}
-        self.free = NAMES
+        self.free: int = NAMES
         """Clients that may get a name early."""
 
     def wants(self, key: str) -> bool:
@@ -86,7 +87,7 @@ class Tally:
         """Called by a request on a full queue, in any thread."""
         self.at_first: Callable[[], object] | None = None
         """Called once by a request, in any thread."""
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
@@ -187,7 +188,7 @@ class _Pending:
     def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
         self._counter = counter
         # Without what names a client, which would keep replaced rules.
-        self.places = [(place, rule, clients) for place, rule, clients, _ in places]
+        self.places: list[tuple[int, str, Clients]] = [(place, rule, clients) for place, rule, clients, _ in places]
         self._count_many = count_many
         self._defers = defers
         # Lists, from whose start many are taken at once.
@@ -266,12 +267,14 @@ class Queue:
         defers: bool,
         count_many: CountMany,
     ) -> None:
-        self.tally = tally
-        self.charged, self.refused = counter.charged, counter.refused
-        self.defers = defers
+        self.tally: Tally = tally
+        self.charged: Callable[[Sequence[Any]], None] = counter.charged
+        self.refused: Callable[[Sequence[Any]], None] = counter.refused
+        self.defers: bool = defers
         self._places = places
         self._pending = _Pending(counter, places, count_many, defers=defers)
-        self.queue, self.others = self._pending.readings, self._pending.others
+        self.queue: list[Any] = self._pending.readings
+        self.others: list[Any] = self._pending.others
         self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
         """False for keys of which a client is still to be named. None if there are no such keys at present."""
         tally.take(self, self._pending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from limitgate.errors import ConfigError, called_as
 from limitgate.exchange.application import Message, Receive, Send
@@ -64,8 +64,8 @@ class ForwardGate:
                 f"forwarded_header is {settings.forwarded_header!r:.80}, which a proxy may pass on from its clients, expected "
                 f"{FORWARDED_FOR}, which every proxy sets"
             )
-        self.reports_to_prometheus = "prometheus" in settings.observers
-        self.api_key_header = settings.api_key_header.lower()
+        self.reports_to_prometheus: bool = "prometheus" in settings.observers
+        self.api_key_header: str = settings.api_key_header.lower()
         self._proxies = TrustedProxies(settings.trusted_proxies, FORWARDED_FOR)
         self._decides = DescribedGate(_admit, **options)
         self._repeats = Repeats(monotonic)
@@ -159,7 +159,7 @@ class ForwardGate:
 
 
 class DescribedGate(LimitGate):
-    PUT_AROUND = "app = ForwardGate(rules=...) in the module that the server imports"
+    PUT_AROUND: ClassVar[str] = "app = ForwardGate(rules=...) in the module that the server imports"
 
     def routes_of(self, app: ASGIApp) -> Routes:
         """Return routes without templates."""

@@ -101,10 +101,10 @@ class Admission:
     reading: PlainSpend | None = None
     permits: Permits | None
     has_begun: bool
-    is_counted = False
+    is_counted: bool = False
     sent_status: int | str | None = None
     """Code, or a status line."""
-    waited = 0.0
+    waited: float = 0.0
     """Seconds of silence not in ``budget`` yet."""
     refusal: Refusal | None = None
     is_shed = False
@@ -117,11 +117,11 @@ class Admission:
     messages: RequestPlan | None = None
     client_left = False
     """Later responses are not outcomes."""
-    is_sent = False
+    is_sent: bool = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
     """Set if tokens were charged."""
-    has_slots = False
+    has_slots: bool = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
     _outcome: Outcome | None = None

@@ -52,7 +52,7 @@ class Bans:
         self._names: Names = names
         self._timeout = timeout
         self._refusal_log = refusal_log
-        self.notes = BanNotes(store, key_prefix, timeout)
+        self.notes: BanNotes = BanNotes(store, key_prefix, timeout)
         reset_in_children(self)
         self.reset_after_fork()
 

@@ -40,9 +40,9 @@ class Charging:
         self._timeout = timeout
         self.refusals = refusals
         self.bans = bans
-        self.outages = Outages(store, on_error, processes, timeout=timeout, at_recovery=refusals.agree_soon)
+        self.outages: Outages = Outages(store, on_error, processes, timeout=timeout, at_recovery=refusals.agree_soon)
         self.outages.at_first_answer.append(refusals.agree_at_first)
-        self.refunds = Refunds(store, self.outages, timeout)
+        self.refunds: Refunds = Refunds(store, self.outages, timeout)
 
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading

@@ -78,7 +78,7 @@ class Budget:
     __slots__ = ("_is_measured", "left")
 
     def __init__(self, left: float, *, measured: bool) -> None:
-        self.left = left
+        self.left: float = left
         self._is_measured = measured
 
     def within(self, timeout: float) -> float:

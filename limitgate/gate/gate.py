@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
-from limitgate.gate import nesting
+from limitgate.gate import nesting, outage, refunds, refusals
 from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
@@ -40,25 +40,27 @@ class Gate:
         identify: AnyIdentify | None = None,
     ) -> None:
         self.store = store
-        self.rules = rules
+        self.rules: ActiveRules = rules
         """Replaceable: a request reads them once."""
-        self.has_begun = False
+        self.has_begun: bool = False
         """True after a decision without a first answer, see `Outages.has_answered`."""
-        self.loads = ReloadStats()
+        self.loads: ReloadStats = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
         self.poller: Poller | None = None
         self._client_of = client_of
-        self.timeout = rules.timeout
+        self.timeout: float = rules.timeout
         self._takes_plain = takes_plain(store)
-        self.answers_at_once = answers_at_once(store)
+        self.answers_at_once: bool = answers_at_once(store)
         """True if the store needs no `await`."""
         self.identify = identify
         self._identify = None if identify is None else Identify(identify)
         self.charging = charging
-        self.refusals, self.outages, self.refunds = charging.refusals, charging.outages, charging.refunds
-        self.load = Load(self.refusals.log)
-        self.turns = Turns(store, self.refunds, self.load)
+        self.refusals: refusals.Refusals = charging.refusals
+        self.outages: outage.Outages = charging.outages
+        self.refunds: refunds.Refunds = charging.refunds
+        self.load: Load = Load(self.refusals.log)
+        self.turns: Turns = Turns(store, self.refunds, self.load)
         if rules.counts is not None:
             rules.counts.look_at(self.outages.store_slots, self.outages.local_slots)
 
@@ -274,12 +276,11 @@ class Gate:
         yield from self._ask(admission)
 
     def _find(self, admission: Admission, outer: Admission | None, wanted: Wanted) -> Flow[None]:
-        request = admission.request
         if not isinstance(wanted, BodyWanted):
-            yield Awaited(request.find_user(), "the user has to be awaited, expected one that is known")
+            yield Awaited(admission.request.find_user(), "the user has to be awaited, expected one that is known")
             return
         try:
-            yield from body_read(request, admission.rules.body_limit)
+            yield from body_read(admission.request, admission.rules.body_limit)
         except BodyError as error:
             refuse_without_body(admission, outer, wanted.compiled_rules, error)
 
@@ -300,8 +301,7 @@ class Gate:
     def _charge(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> Flow[None]:
         request_plan = prepared.bound(keys, admission.request.caller)
         if request_plan.plan is not None:
-            settlement = admission.settlement
-            verdict = yield from self.charging.decide(request_plan, request_plan.plan, settlement)
+            verdict = yield from self.charging.decide(request_plan, request_plan.plan, admission.settlement)
             admission.turn = self.charging.apply(admission, request_plan, verdict)
             if not verdict.decision.allowed and verdict.now is not None and request_plan.bans:
                 yield from self.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)

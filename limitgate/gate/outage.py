@@ -25,7 +25,7 @@ from limitgate.process.clock import monotonic
 from limitgate.rules.options import OnError
 from limitgate.stores.memory import MemoryStore
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 CALM = 0.5
 """Seconds before a recovery is logged: a full store answers every other request."""
@@ -46,17 +46,17 @@ class Outages:
     def __init__(
         self, store: Any, on_error: OnError, processes: int, *, timeout: float, at_recovery: Callable[[], object]
     ) -> None:
-        self.failures = 0
-        self.overloaded = 0
+        self.failures: int = 0
+        self.overloaded: int = 0
         self.last_error: tuple[str, float] | None = None
         """Text and Unix seconds."""
-        self.is_known = False
+        self.is_known: bool = False
         """True while further answers change nothing."""
-        self.has_answered = False
+        self.has_answered: bool = False
         self.at_first_answer: list[Callable[[], object]] = []
         """Called in any thread."""
         self._store = store
-        self.store_slots = SlotKeeper(store, timeout)
+        self.store_slots: SlotKeeper = SlotKeeper(store, timeout)
         self._on_error: OnError = on_error
         self._processes = processes
         self._timeout = timeout
@@ -65,7 +65,7 @@ class Outages:
         self._said_overloaded = -AGAIN
         self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", lambda _: 0)
         self._local_store = MemoryStore()
-        self.local_slots = SlotKeeper(self._local_store, timeout=1.0)
+        self.local_slots: SlotKeeper = SlotKeeper(self._local_store, timeout=1.0)
 
     def answered(self) -> None:
         if self.is_known:

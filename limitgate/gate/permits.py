@@ -108,7 +108,7 @@ class Permits:
     is_to_be_told: bool
     """True if the decision shows a wait or a shadow refusal."""
     refusal: Refusal | None = None
-    waited_s = 0.0
+    waited_s: float = 0.0
     waits: WaitingTask | WaitingThread | None = None
     would_refuse: tuple[CompiledRule, ...] = ()
     _adaptive: AdaptiveMatch

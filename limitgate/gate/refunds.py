@@ -12,7 +12,7 @@ from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, Refund
 from limitgate.gate.flow import Budget, Flow, T, answers_at_once, arun, run
 from limitgate.gate.outage import Outages
-from limitgate.gate.slot_keeper import Taken
+from limitgate.gate.slot_keeper import SlotKeeper, Taken
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Charge, Plan, refund
 from limitgate.limits.template import AnyPlan
@@ -26,8 +26,8 @@ class Refunds:
     """Corrects charges in the store, or here after an outage."""
 
     def __init__(self, store: Any, outages: Outages, timeout: float) -> None:
-        self.uncorrected = 0
-        self.slot_keeper = outages.store_slots
+        self.uncorrected: int = 0
+        self.slot_keeper: SlotKeeper = outages.store_slots
         self._store = store
         self._answers_at_once = answers_at_once(store)
         self._timeout = timeout

@@ -63,7 +63,7 @@ class Refusals:
     def __init__(self, store: Any, key_prefix: str, secret: bytes = b"", refusal_log: RefusalLog | None = None) -> None:
         self.log = refusal_log
         is_shared = isinstance(store, SyncConfigStore | AsyncConfigStore) and not isinstance(store, MemoryStore)
-        self.is_agreed = bool(secret) or not is_shared
+        self.is_agreed: bool = bool(secret) or not is_shared
         """True once other processes can read the ids."""
         self._key = RefusalKey.derived(secret) if secret else RefusalKey(token_bytes(32))
         self._store = None if self.is_agreed else store
@@ -202,7 +202,7 @@ class RefusalLog:
     """Logs refusing buckets, at most ``per_minute`` lines, with names by ``names``."""
 
     def __init__(self, per_minute: int, names: Names) -> None:
-        self.episodes = Episodes(per_minute)
+        self.episodes: Episodes = Episodes(per_minute)
         """Call `begin` if `count` returns False."""
         self._names = names
 

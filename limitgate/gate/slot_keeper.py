@@ -28,7 +28,7 @@ from limitgate.process.clock import Timer, begin, call_later, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.base import calls_of
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 RENEW = 10.0
 """Seconds; a slot survives two failures."""

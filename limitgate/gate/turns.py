@@ -226,7 +226,7 @@ Stay = Callable[[TurnWaiter], Awaitable[bool]]
 
 class Turns:
     def __init__(self, store: Any, refunds: Refunds, load: Load) -> None:
-        self.queues = WaitQueues()
+        self.queues: WaitQueues = WaitQueues()
         self._store = store
         self._refunds = refunds
         self._load = load

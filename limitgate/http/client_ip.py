@@ -153,7 +153,7 @@ class TrustedProxies:
         self._ranges = {version: _Ranges(self._networks, version) for version in (4, 6)}
         self._header = header.lower()
         self._met: dict[str, str] = {}
-        self.take_peers = not self.trust_anybody
+        self.take_peers: bool = not self.trust_anybody
         self.until_sample: float = 0
         """Requests until the next search for an untrusted header: 1st, 2nd, 4th, 8th …"""
         self._next_gap = 0

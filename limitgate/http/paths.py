@@ -283,7 +283,7 @@ class PathIndex(Generic[T]):
         self.any: PathIndex[T] | None = None
         self.here: list[T] = []
         self.rest: list[T] = []
-        self.depth = 0
+        self.depth: int = 0
         """Of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:

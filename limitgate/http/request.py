@@ -44,10 +44,10 @@ class HeaderNames:
     __slots__ = ("raw", "text", "variables")
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.text = frozenset(map(str.lower, names))
-        self.raw = frozenset(map(_raw, self.text))
+        self.text: frozenset[str] = frozenset(map(str.lower, names))
+        self.raw: frozenset[bytes] = frozenset(map(_raw, self.text))
         plain = [name.upper().replace("-", "_") for name in self.text if "_" not in name]
-        self.variables = frozenset([f"HTTP_{name}" for name in plain]) | set(_UNPREFIXED).intersection(plain)
+        self.variables: frozenset[str] = frozenset([f"HTTP_{name}" for name in plain]) | set(_UNPREFIXED).intersection(plain)
 
 
 class Headers(Mapping[str, str]):
@@ -600,12 +600,14 @@ class ASGIRequest(Request):
             method, client, root = scope.get("method", "GET"), scope.get("client"), scope.get("root_path", "")
         self.scope = scope
         self.sent_method = method
-        self.method = method if method in _METHODS else _method(method)
-        self.sent = scope["path"]
+        self.method: str = method if method in _METHODS else _method(method)
+        self.sent: str = scope["path"]
         self.root = root
-        self.peer = (client[0] or None) if client else None
+        self.peer: str | None = (client[0] or None) if client else None
         try:
-            self.is_outermost = len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
+            self.is_outermost: bool = (
+                len(scope["headers"]) <= MOST_LINES and scope["type"] == "http" and "limitgate" not in scope
+            )
         except (KeyError, TypeError):  # ASGI allows a scope without type, and any iterable of headers
             scope["headers"] = [*scope.get("headers", ())]
             self.is_outermost = not self.has_too_many_lines and "limitgate" not in scope and scope.get("type") == "http"
@@ -632,11 +634,11 @@ class WSGIRequest(Request):
         method = environ["REQUEST_METHOD"]
         self.environ = environ
         self.sent_method = method
-        self.method = method if method in _METHODS else _method(method)
+        self.method: str = method if method in _METHODS else _method(method)
         path = environ.get("PATH_INFO", "")
-        self.sent = path if path.isascii() else _text(path)
-        self.peer = environ.get("REMOTE_ADDR") or None
-        self.is_outermost = "limitgate" not in environ
+        self.sent: str = path if path.isascii() else _text(path)
+        self.peer: str | None = environ.get("REMOTE_ADDR") or None
+        self.is_outermost: bool = "limitgate" not in environ
 
     @cached_property
     def query(self) -> Query:
@@ -677,7 +679,7 @@ class DescribedRequest(Request):
         self, method: str, path: str, peer: str | None = None, headers: Mapping[str, str] | None = None, user: object = None
     ) -> None:
         self.sent_method = method
-        self.method = "GET" if method == "HEAD" else method
+        self.method: str = "GET" if method == "HEAD" else method
         self.sent = path
         self.peer = peer
         self._described = headers

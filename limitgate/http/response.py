@@ -49,7 +49,7 @@ class RefusalKey:
     __slots__ = ("_pairs", "key")
 
     def __init__(self, key: bytes) -> None:
-        self.key = key
+        self.key: bytes = key
         rounds = [
             blake2b(key=key, digest_size=size, person=b"refusal id %d" % number)
             for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))

@@ -37,7 +37,7 @@ class Bookings:
         self._recent: deque[tuple[int, Returned]] = deque(maxlen=_RECENT)
 
     def reset_after_fork(self) -> None:
-        self.lock = RLock()
+        self.lock: RLock = RLock()
         """Held so that a new turn learns of each refund once."""
 
     def __len__(self) -> int:

@@ -39,7 +39,7 @@ class ChargedOperation:
     ) -> None:
         self.decision = decision
         self.source = reading.source
-        self.keys = frozenset([charge.key for charge in plan.charges])
+        self.keys: frozenset[str] = frozenset([charge.key for charge in plan.charges])
         self._plan = plan
         self._costed = costed
         """Charges with own costs."""

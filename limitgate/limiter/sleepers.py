@@ -13,7 +13,7 @@ from limitgate.process import waiting
 
 class Sleeper:
     def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+        self.turn: Turn = turn
         self._is_done = False
         self._wake = Event()
 

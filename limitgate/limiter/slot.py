@@ -49,7 +49,7 @@ class Entry:
     __slots__ = ("__weakref__", "_way", "is_entered")
 
     def __init__(self, way: str) -> None:
-        self.is_entered = False
+        self.is_entered: bool = False
         self._way = way
 
     def __del__(self) -> None:

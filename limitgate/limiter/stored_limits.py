@@ -42,7 +42,7 @@ class Known:
 
     def reset_after_fork(self) -> None:
         """A forked child gets a new process name."""
-        self.process = f"{os.getpid()}:{uuid4().hex}"
+        self.process: str = f"{os.getpid()}:{uuid4().hex}"
 
     def fresh(self, key: str) -> Configuration | None:
         """Return a configuration younger than `FRESH` seconds."""

@@ -58,27 +58,27 @@ class Bucket:
     )
 
     def __init__(self, limits: tuple[Limit, ...], ids: tuple[int, ...] | None = None, strictest: Bucket | None = None) -> None:
-        self.limits = limits
-        self.ids = _numbered(limits) if ids is None else ids
-        self.counts = tuple([limit.count for limit in limits])
+        self.limits: tuple[Limit, ...] = limits
+        self.ids: tuple[int, ...] = _numbered(limits) if ids is None else ids
+        self.counts: tuple[int, ...] = tuple([limit.count for limit in limits])
         """Ticks per µs."""
-        self.weights = tuple([limit.period_us for limit in limits])
+        self.weights: tuple[int, ...] = tuple([limit.period_us for limit in limits])
         """Ticks per request."""
-        self.capacities = tuple([limit.capacity for limit in limits])
+        self.capacities: tuple[int, ...] = tuple([limit.capacity for limit in limits])
         """Ticks of a full bucket."""
-        self.lease = min([limit.lease for limit in limits], default=0)
-        self.borrow = any(limit.borrow for limit in limits)
+        self.lease: int = min([limit.lease for limit in limits], default=0)
+        self.borrow: bool = any(limit.borrow for limit in limits)
         self.algorithm: Algorithm = _common_algorithm(limits)
-        self.facts = self.algorithm.REPLY_FIELDS * len(limits)
-        self.load = _load(tuple(map(self.algorithm.load, limits)))
+        self.facts: int = self.algorithm.REPLY_FIELDS * len(limits)
+        self.load: Load = _load(tuple(map(self.algorithm.load, limits)))
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
-        self.longest_wait_us = min([MAX_AHEAD, *waits])
+        self.longest_wait_us: int = min([MAX_AHEAD, *waits])
         """Maximum µs until a booked turn."""
-        self.is_dated = any(map(self.algorithm.date, limits))
-        self.has_slots = self.algorithm is ALGORITHMS["concurrency"]
-        self.refuses_all = any(not limit.count for limit in limits)
-        self.suffix = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
+        self.is_dated: bool = any(map(self.algorithm.date, limits))
+        self.has_slots: bool = self.algorithm is ALGORITHMS["concurrency"]
+        self.refuses_all: bool = any(not limit.count for limit in limits)
+        self.suffix: str = "" if self.algorithm is gcra else f":{self.ids[0]:x}"
         self._strictest = strictest
 
     @property

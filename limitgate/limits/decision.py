@@ -78,7 +78,7 @@ class Standing(NamedTuple):
 class PickledEvidence(list[BucketReading]):
     def __init__(self, windows: Sequence[Window]) -> None:
         super().__init__()
-        self.windows = tuple(windows)
+        self.windows: tuple[Window, ...] = tuple(windows)
 
 
 class SettlementOwner(Protocol):
@@ -94,7 +94,7 @@ class FinalCosts:
     usage: tuple[int, int] | None = None
     """Input and output tokens; None before the end."""
     others: tuple[FinalCosts, ...] = ()
-    has_news = False
+    has_news: bool = False
     is_over = False
 
     def note(self, rule: str | None, cost: int | Sequence[int]) -> None:
@@ -297,7 +297,7 @@ class DeferredDecision(Decision):
     def __eq__(self, other: object) -> bool:
         return _worked_out(self) == other
 
-    __hash__ = Decision.__hash__
+    __hash__: Callable[..., int] = Decision.__hash__
 
 
 _SLOTS: Any = vars(Decision)

@@ -31,7 +31,11 @@ def new_slot() -> int:
 
 
 REQUESTS = "requests"
-TOKENS = {1: ("tokens",), 2: ("input_tokens", "output_tokens"), 3: ("tokens", "input_tokens", "output_tokens")}
+TOKENS: dict[int, tuple[str, ...]] = {
+    1: ("tokens",),
+    2: ("input_tokens", "output_tokens"),
+    3: ("tokens", "input_tokens", "output_tokens"),
+}
 """Units of a rule's limits with own costs, by their number."""
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight, compiled, each_window
+from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, FinalCosts, SettlementOwner, decide, decision_of
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
@@ -44,10 +45,10 @@ class ScriptVariant:
     __slots__ = ("buckets", "gives_back", "may_wait")
 
     def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
-        self.buckets = buckets
-        self.may_wait = may_wait
+        self.buckets: tuple[BucketShape, ...] = buckets
+        self.may_wait: bool = may_wait
         """True if the script declines plans that don't fit."""
-        self.gives_back = gives_back
+        self.gives_back: bool = gives_back
         """True if refunds are included, which must not be sent twice."""
 
 
@@ -98,34 +99,38 @@ class PlanTemplate:
     )
 
     def __init__(self, charges: Sequence[Charge]) -> None:
-        self.bans = len([charge for charge in charges if charge.bucket.algorithm is ban])
+        self.bans: int = len([charge for charge in charges if charge.bucket.algorithm is ban])
         """Their keys come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
-        self.charges = tuple(charges)
-        self.buckets = tuple([(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted])
+        self.charges: tuple[Charge, ...] = tuple(charges)
+        self.buckets: tuple[tuple[Bucket, int, bool, tuple[Row, ...]], ...] = tuple(
+            [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
+        )
         """Bucket, cost, enforced and rows, without bans."""
-        self.has_slots = any(charge.bucket.has_slots for charge in counted)
-        self.only = self.buckets[0] if len(counted) == 1 and not self.has_slots else None
-        self.may_wait = max([charge.max_wait_us for charge in counted]) > 0
+        self.has_slots: bool = any(charge.bucket.has_slots for charge in counted)
+        self.only: tuple[Bucket, int, bool, tuple[Row, ...]] | None = (
+            self.buckets[0] if len(counted) == 1 and not self.has_slots else None
+        )
+        self.may_wait: bool = max([charge.max_wait_us for charge in counted]) > 0
         """True if a plan may wait."""
-        self.is_enforced = False not in [charge.enforced for charge in counted]
+        self.is_enforced: bool = False not in [charge.enforced for charge in counted]
         """True without shadow rules."""
-        self.is_of_shadows = True not in [charge.enforced for charge in counted]
+        self.is_of_shadows: bool = True not in [charge.enforced for charge in counted]
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """µs in Redis."""
-        self.facts = sum([charge.bucket.facts for charge in charges])
-        self.counts = tuple([count for charge in counted for count in charge.bucket.counts])
+        self.facts: int = sum([charge.bucket.facts for charge in charges])
+        self.counts: tuple[int, ...] = tuple([count for charge in counted for count in charge.bucket.counts])
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
-        self.is_of_debts = straight == {gcra.STRAIGHT}
+        self.is_of_debts: bool = straight == {gcra.STRAIGHT}
         self._windows: tuple[_Window, ...] | None = None
         self.tightest: _TightestOf
         """From the previous states to the tightest window. Raises `ValueError` if a charge does not fit."""
         self._states = () if self.is_of_debts else _states_of(counted)
-        self.shape = OF_ANY
+        self.shape: ScriptVariant = OF_ANY
         """Plans of equal templates may share a call."""
         if None not in straight and (not self.has_slots or all(map(_is_straight, counted))):
             self.shape = _shape(*map(_bucket_shape, charges), may_wait=self.may_wait)
@@ -462,7 +467,7 @@ class PlainSpend(_Buckets):
             self._made = read(self.whole_plan.charges, 0, states).buckets
             return self._made
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
 
 Sequence.register(PlainSpend)
@@ -472,7 +477,7 @@ class RefundTemplate:
     __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
 
     def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
-        self.costs = costs
+        self.costs: Sequence[int] = costs
         self.charges: list[int] = []
         self.states: list[int] = []
         parts, place = [], 0
@@ -483,14 +488,14 @@ class RefundTemplate:
                 self.charges.append(number)
                 self.states += range(place, place + windows)
             place += windows
-        self.parts = tuple(parts)
+        self.parts: tuple[tuple[Charge, slice, tuple[Row, ...]], ...] = tuple(parts)
         """Refunded charges with their slices and rows."""
-        self.is_of_all = len(parts) == len(template.charges)
+        self.is_of_all: bool = len(parts) == len(template.charges)
         buckets = [charge.bucket for charge, *_ in parts]
-        self.counts = tuple([count for bucket in buckets for count in bucket.counts])
-        self.load = sum([bucket.load.opening + bucket.load.charge + bucket.load.correction for bucket in buckets])
-        self.facts = sum([bucket.facts for bucket in buckets])
-        self.shape = OF_ANY
+        self.counts: tuple[int, ...] = tuple([count for bucket in buckets for count in bucket.counts])
+        self.load: float = sum([bucket.load.opening + bucket.load.charge + bucket.load.correction for bucket in buckets])
+        self.facts: int = sum([bucket.facts for bucket in buckets])
+        self.shape: ScriptVariant = OF_ANY
         if parts and all(_is_straight(charge) and straight_of(charge.bucket.algorithm).refund for charge, *_ in parts):
             self.shape = _shape(*[_bucket_shape(charge._replace(enforced=False)) for charge, *_ in parts], gives_back=True)
 
@@ -514,7 +519,7 @@ class PlainRefund:
     ban_us = 0
     gives_back = has_adjustments = admitted = True
     source: Source = "store"
-    buckets = ()
+    buckets: tuple[()] = ()
     template: RefundTemplate
     spent: PlainSpend
     keys: Sequence[str]

@@ -295,7 +295,7 @@ class Percentile:
     __slots__ = ("_answers", "_next", "value")
 
     def __init__(self) -> None:
-        self.value = AT_FIRST
+        self.value: int = AT_FIRST
         """Expected tokens."""
         self._answers: list[int] = []
         self._next = 0

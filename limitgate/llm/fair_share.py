@@ -26,11 +26,12 @@ class Ticket:
     __slots__ = ("end", "has_left", "is_called", "number", "start", "tenant", "wake")
 
     def __init__(self, tenant: str, start: int, end: int, number: int) -> None:
-        self.tenant = tenant
-        self.start = start
-        self.end = end
-        self.number = number
-        self.is_called = self.has_left = False
+        self.tenant: str = tenant
+        self.start: int = start
+        self.end: int = end
+        self.number: int = number
+        self.is_called: bool = False
+        self.has_left: bool = False
         self.wake: Callable[[], Any] = bool
 
     def __lt__(self, other: Ticket) -> bool:

@@ -88,13 +88,14 @@ class Spending:
         """None if the key may be secret."""
         self._host = host
         self.expected = expected
-        self.windows = windows
+        self.windows: Windows = windows
         self._answers = answers
         self._hold = hold
         self._told_limits = told_limits
+        self.tenant: str
         self._line, self.tenant = share
         self._counts_of = counts
-        self.is_sent = False
+        self.is_sent: bool = False
         """True if the provider may have the request."""
         self._limiter: Any = None
         self.reservation: Any = None
@@ -102,10 +103,10 @@ class Spending:
         """The decision of a budget without limits."""
         self._said: Told | None = None
         self._is_open = False
-        self.is_waiting = False
+        self.is_waiting: bool = False
         self.renews = False
         """True if the hold is renewed."""
-        self.renew_at = math.inf
+        self.renew_at: float = math.inf
         """Seconds of `waiting.monotonic`."""
         self.reserved: Sequence[int] = ()
         self._keeper: Keeper | None = None

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from enum import Enum
 from itertools import count
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 
 class Diagnosis(Enum):
@@ -140,15 +140,15 @@ class Diagnosis(Enum):
     def __init__(self, code: str, text: str, level: int = logging.WARNING) -> None:
         self.code = code
         self.level = level
-        self.place = len(type(self).__members__)
-        self.line = f"{code} {text} (limitgate doc {code})"
+        self.place: int = len(type(self).__members__)
+        self.line: str = f"{code} {text} (limitgate doc {code})"
 
     def log(self, *values: object) -> None:
         times_logged[self.place] += 1
         log.log(self.level, self.line, *values)
 
 
-times_logged = [0] * len(Diagnosis)
+times_logged: list[int] = [0] * len(Diagnosis)
 """By `Diagnosis.place`."""
 
 

@@ -32,7 +32,7 @@ class BudgetCounts:
             [(instrument, (budget, *labels)) for instrument, labels in _COUNTERS],
             [(instruments.BUDGET_USAGE_RATIO, (budget, direction)) for direction in _DIRECTIONS],
         )
-        self.waiting = 0
+        self.waiting: int = 0
 
     def reserved(self, estimate: tuple[int, int]) -> None:
         for direction, tokens in zip(_DIRECTIONS, estimate):

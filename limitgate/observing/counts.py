@@ -41,7 +41,7 @@ class ShedSeries(Series):
     def __init__(self, labels: tuple[str, str], places: ConcurrencyLimiter) -> None:
         super().__init__([0] * len(_REFUSALS), [(instruments.RULE_SHED, (*labels, *kind)) for kind in _REFUSALS])
         self._labels = labels
-        self.places = places
+        self.places: ConcurrencyLimiter = places
         self._limit = places.limit
         self._before = _refused(self._limit)
 
@@ -107,12 +107,12 @@ class RuleSeries(Series):
     def __init__(self, name: str, tier: str = DEFAULT_TIER, clients: Clients | None = None) -> None:
         decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
         super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
-        self.labels = name, tier
-        self.clients = clients
+        self.labels: tuple[str, str] = name, tier
+        self.clients: Clients | None = clients
         """None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
         """As written."""
-        self.waiting = [0]
+        self.waiting: list[int] = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
         self.bans: Series | None = None
@@ -175,7 +175,7 @@ class Counts:
         self.defers = defers
         self.publisher: Any = None
         counters = [(instruments.REQUESTS, labels) for labels in _REQUESTS]
-        self.request_series = Series([0] * len(_REQUESTS), counters, rare=_RARE)
+        self.request_series: Series = Series([0] * len(_REQUESTS), counters, rare=_RARE)
         self._values = self.request_series.values
         self._rules: dict[tuple[str, str], RuleSeries] = {}
         self._keepers: list[ref[Held]] = []

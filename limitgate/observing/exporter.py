@@ -96,10 +96,10 @@ class Series:
         histograms: Sequence[Name] = (),
         rare: Collection[tuple[str, ...]] = (),
     ) -> None:
-        self.values = values
-        self.counters = counters
-        self.histograms = histograms
-        self.rare = rare
+        self.values: list[Any] = values
+        self.counters: Sequence[Name] = counters
+        self.histograms: Sequence[Name] = histograms
+        self.rare: Collection[tuple[str, ...]] = rare
 
     def export(self, observer: Observer, before: Sequence[Any] | None, now: Sequence[Any]) -> None:
         """Export changes since ``before``; all if None."""
@@ -198,7 +198,7 @@ def _joined(instrument: Instrument, one: float, other: float) -> float:
 class MetricsExporter:
     def __init__(self) -> None:
         self._exported: dict[Observer, _Exported] = {}
-        self.is_idle = True
+        self.is_idle: bool = True
         """If True, counting has to `wake` the exporter."""
         self._reset()
         reset_in_children(self)
@@ -275,7 +275,7 @@ class MetricsExporter:
                 self.wake()
 
 
-exporter = MetricsExporter()
+exporter: MetricsExporter = MetricsExporter()
 
 
 _CALL_BOUNDS: Final = instruments.STORE_DURATION.bounds

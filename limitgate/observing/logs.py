@@ -23,8 +23,8 @@ from limitgate.process.forking import reset_in_children
 
 T = TypeVar("T")
 
-log = logging.getLogger("limitgate.refusals")
-audit_log = logging.getLogger("limitgate.audit")
+log: logging.Logger = logging.getLogger("limitgate.refusals")
+audit_log: logging.Logger = logging.getLogger("limitgate.audit")
 
 QUIET = 10.0
 """Seconds."""

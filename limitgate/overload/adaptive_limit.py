@@ -87,9 +87,9 @@ class AdaptiveLimit:
         reserve: Fraction | None = None,
         max_delay: float = 0.0,
     ) -> None:
-        self.in_flight = 0
+        self.in_flight: int = 0
         """Requests in flight, except lost ones."""
-        self.limit = options.start
+        self.limit: int = options.start
         """Outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """Highest first."""

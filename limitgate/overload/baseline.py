@@ -37,11 +37,11 @@ class Baseline:
     __slots__ = ("_largest", "_largest_before", "_least", "_least_before", "_since", "count", "known", "mean_s", "seconds")
 
     def __init__(self) -> None:
-        self.mean_s = 0.0
-        self.known = 0
+        self.mean_s: float = 0.0
+        self.known: int = 0
         """Up to `FIRST`."""
-        self.count = 0
-        self.seconds = 0.0
+        self.count: int = 0
+        self.seconds: float = 0.0
         self._least = self._least_before = math.inf
         self._largest = self._largest_before = 0.0
         self._since = -math.inf
@@ -100,9 +100,9 @@ class RequestClass:
     __slots__ = ("_own", "_total", "made", "shared", "uses")
 
     def __init__(self) -> None:
-        self.shared = Baseline()
+        self.shared: Baseline = Baseline()
         """All but frequent clients."""
-        self.uses = 0
+        self.uses: int = 0
         self._own: dict[Hashable, Baseline] = {}
         self._total = 0
         self.made: dict[Hashable, int] = {}
@@ -239,12 +239,12 @@ class Dip:
     __slots__ = ("_ends_at", "_enough", "clean_at", "count", "is_shared", "limit")
 
     def __init__(self, now: float, base_in_flight: float, base_s: float, limit: float, *, is_shared: bool) -> None:
-        self.limit = max(1, round(DEPTH * min(base_in_flight, limit)))
-        self.is_shared = is_shared
+        self.limit: int = max(1, round(DEPTH * min(base_in_flight, limit)))
+        self.is_shared: bool = is_shared
         """All processes dip."""
-        self.clean_at = math.inf
+        self.clean_at: float = math.inf
         """When requests in flight fell to the limit; earlier ones may have queued."""
-        self.count = 0
+        self.count: int = 0
         self._ends_at = now + max(LENGTH_S, LENGTH_BASES * base_s)
         self._enough = max(ENOUGH, 2 * self.limit)
 

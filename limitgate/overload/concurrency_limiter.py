@@ -47,7 +47,7 @@ class WaitingThread:
 
 class WaitingTask:
     def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
     def wake(self) -> bool:
@@ -75,7 +75,7 @@ class ConcurrencyLimiter:
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
-        self.terms = terms
+        self.terms: Terms = terms
         self._clock = clock
         self.reset_after_fork()
         reset_in_children(self)
@@ -84,7 +84,7 @@ class ConcurrencyLimiter:
         """The parent's permits are void."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
-        self.limit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
+        self.limit: AdaptiveLimit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._abandoned: deque[Callable[[], None]] = deque()

@@ -48,13 +48,13 @@ class LagGuard:
     __slots__ = ("_late_since", "_quiet", "_stands", "_unaccepted", "begun", "due_at", "is_hot", "lag_s", "request_s")
 
     def __init__(self, unaccepted: Callable[[], int] = int) -> None:
-        self.due_at = math.inf
+        self.due_at: float = math.inf
         """Infinite while heartbeats pause, until `start`."""
-        self.is_hot = False
-        self.lag_s = 0.0
-        self.request_s = 0.0
+        self.is_hot: bool = False
+        self.lag_s: float = 0.0
+        self.request_s: float = 0.0
         """Loop seconds per request; 0 before any lag."""
-        self.begun = 0
+        self.begun: int = 0
         self._quiet = 0
         self._late_since: float | None = None
         self._unaccepted = unaccepted
@@ -202,7 +202,7 @@ class LoopGuard(LagGuard):
 
     def __init__(self) -> None:
         super().__init__(_unaccepted)
-        self.admits_until = -math.inf
+        self.admits_until: float = -math.inf
         """Next heartbeat while the loop isn't late."""
         self._run: object = None
         self._task: Callable[[], object] = lambda: None
@@ -315,4 +315,4 @@ def _alive(weakly: WeakKeyDictionary[T, Any]) -> list[T]:
     return [key for each in weakly.keyrefs() if (key := each()) is not None]
 
 
-heartbeats = Heartbeats()
+heartbeats: Heartbeats = Heartbeats()

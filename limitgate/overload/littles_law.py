@@ -56,14 +56,14 @@ class Window:
 
 class LittlesLaw:
     def __init__(self, options: Adaptive) -> None:
-        self.options = options
-        self.value = float(options.start)
+        self.options: Adaptive = options
+        self.value: float = float(options.start)
         self.rate: float | None = None
         """Completions per second, X."""
-        self.base_in_flight = 0.0
+        self.base_in_flight: float = 0.0
         """In flight without a queue, B."""
         self.pressed_since: float | None = None
-        self.wants_dip = False
+        self.wants_dip: bool = False
         """The last dip found much faster requests."""
         self._slow: tuple[float, float] | None = None
         """Limit and duration when requests became slow."""

@@ -25,21 +25,21 @@ class PriorityLevel:
 
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
-        self.share = Fraction(1)
+        self.share: Fraction = Fraction(1)
         """Of the limit."""
-        self.budget = 1.0
+        self.budget: float = 1.0
         """Share of a hot loop's iteration."""
-        self.room = 1
+        self.room: int = 1
         """Maximum of all requests in flight that admits this priority."""
-        self.free = 0
+        self.free: int = 0
         """The same on the fast path."""
-        self.kept = 1.0
+        self.kept: float = 1.0
         """Share that passes thinning."""
-        self.admitted = 0
-        self.limit = 0
+        self.admitted: int = 0
+        self.limit: int = 0
         """Refusals for lack of room."""
-        self.lag = 0
-        self.thinned = 0
+        self.lag: int = 0
+        self.thinned: int = 0
         self._credit = 0.5
 
     @property
@@ -132,7 +132,7 @@ class Thinning:
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
-        self.level = 0.0
+        self.level: float = 0.0
         """0: all pass; 2: only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
@@ -180,7 +180,7 @@ class WaitingLine(Generic[W]):
 
     def __init__(self, max_delay: float) -> None:
         self.max_delay = max_delay
-        self.place_s = math.inf
+        self.place_s: float = math.inf
         """Mean seconds per permit; infinite if unknown."""
         self._waiting: dict[Priority, OrderedDict[W, float]] = {priority: OrderedDict() for priority in RESERVES}
         self._since = math.inf

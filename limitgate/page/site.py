@@ -87,16 +87,16 @@ class Site:
         if names not in ("masked", "full", "off"):
             raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
         given = {"key_prefix": key_prefix, "secret": secret}
-        self.settings = GateSettings(**{name: value for name, value in given.items() if value is not None})
+        self.settings: GateSettings = GateSettings(**{name: value for name, value in given.items() if value is not None})
         self.guard = guard
         self.names: Names = names
-        self.has_actions = bool(actions)
+        self.has_actions: bool = bool(actions)
         self.streams = streams
         self.timeout = timeout
         prefix = self.settings.key_prefix
-        self.owns_store = isinstance(store, str)
-        self.store_shown = _described(store)
-        self.store = opened(store, open_store, prefix)
+        self.owns_store: bool = isinstance(store, str)
+        self.store_shown: str = _described(store)
+        self.store: Any = opened(store, open_store, prefix)
         try:
             self.reader: FleetReader = reader_of(self.store, prefix, timeout=timeout)
         except TypeError as problem:

@@ -17,7 +17,7 @@ class _ThreadState(threading.local):
     is_background = False
 
 
-this_thread = _ThreadState()
+this_thread: _ThreadState = _ThreadState()
 """True in background threads. Finalizers and log handlers may interrupt them with locks held."""
 
 

@@ -15,7 +15,7 @@ from limitgate.process import clock
 SHORTEST = 0.001
 """Shortest timer of event loops in seconds."""
 
-monotonic = clock.monotonic
+monotonic: Callable[[], float] = clock.monotonic
 
 
 def require_running_clock() -> None:

@@ -74,7 +74,7 @@ class TextParser:
     """Common, combined and uvicorn formats, after any prefix."""
 
     def __init__(self) -> None:
-        self.untimed = 0
+        self.untimed: int = 0
         """Requests with the previous line's time."""
         self._latest = 0
 

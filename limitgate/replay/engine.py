@@ -44,7 +44,7 @@ class Engine:
         routes: Routes | None = None,
         describe: Describe = DescribedRequest,
     ) -> None:
-        self.figures = Figures()
+        self.figures: Figures = Figures()
         self.arrivals: Arrivals | None = None
         self._now = 0
         settings = settings or Settings.model_construct()
@@ -181,20 +181,20 @@ class Figures:
     """Requests without a rule count as admitted."""
 
     def __init__(self) -> None:
-        self.lines = 0
-        self.skipped = 0
+        self.lines: int = 0
+        self.skipped: int = 0
         """Lines that could not be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
         """By reason: number of lines, and the first."""
-        self.untimed = 0
-        self.of_proxies = 0
+        self.untimed: int = 0
+        self.of_proxies: int = 0
         """Requests under a trusted proxy's address."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
         self.first: int | None = None
-        self.last = 0
-        self.peaks = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
+        self.last: int = 0
+        self.peaks: dict[str, _Peak] = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
 
     @property
     def requests(self) -> int:

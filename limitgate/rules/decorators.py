@@ -49,7 +49,7 @@ _CONNECTS = "on_connect"
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Decided for this request; None outside of requests."""
-notes_none = False
+notes_none: bool = False
 """Off: it costs as much as a key."""
 
 

@@ -134,7 +134,7 @@ class Document:
         self.misread: set[Field] = set()
         try:
             text = read_bytes(file)
-            self.digest = hashlib.sha256(text).digest()
+            self.digest: bytes = hashlib.sha256(text).digest()
             if len(text) > MAX_BYTES:
                 raise self._mistake(None, f"the file is too large, expected at most {MAX_BYTES} bytes")
             loader = _Loader(text)
@@ -142,7 +142,7 @@ class Document:
             self._nodes = loader.nodes
             self._check((), self._root, [MAX_NODES])
             construct: Callable[[Any], Any] = loader.construct_document
-            self.data = construct(self._root) if self._root else None
+            self.data: Any = construct(self._root) if self._root else None
         except OSError as error:
             seen_from = "" if file.is_absolute() else f", relative to {Path.cwd()}"
             message = f"{error.strerror}, expected a rule file or a folder of rule files{seen_from}"

@@ -763,11 +763,12 @@ class RuleSet:
         self.tiers: dict[str, tuple[Rule, ...]] = {
             tier: tuple({**default, **of_tier}.values()) for tier, of_tier in own.items()
         }
-        self.listed_callers = known = tuple(callers)
+        self.listed_callers: tuple[KnownCaller, ...] = tuple(callers)
+        known = self.listed_callers
         mistakes += islice(_wrongly_replaced(listed), MOST_MISTAKES)
         mistakes += islice(_wrong_limits(known, self.tiers), MOST_MISTAKES)
         try:
-            self.callers = Callers(known)
+            self.callers: Callers = Callers(known)
         except ConfigError as error:
             mistakes.append(error)
         if mistakes:

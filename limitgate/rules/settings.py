@@ -118,7 +118,7 @@ class Settings(BaseSettings):
     Reads the file in ``LIMITGATE_ENV_FILE``, or else ``.env`` in the working folder.
     """
 
-    model_config = SettingsConfigDict(
+    model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         env_prefix=PREFIX, extra="ignore", frozen=True, arbitrary_types_allowed=True, hide_input_in_errors=True
     )
 

@@ -87,7 +87,7 @@ class WatchedRules(WatchedFiles):
     """Rule files for `load_rules`. ``known`` is `RuleSet.files_digest`."""
 
     def __init__(self, path: Path, known: bytes | None = None, clock: Callable[[], float] = monotonic) -> None:
-        self.name = str(path)
+        self.name: str = str(path)
         self._path = path.absolute()  # independent of later changes of the working folder
         super().__init__(lambda: files_at(self._path), known, clock)
 

@@ -103,7 +103,7 @@ class MemoryStore(Remade):
         self._late: deque[Plan] = deque()
         self.forget()
         reset_in_children(self)
-        self.clock_steps = 0
+        self.clock_steps: int = 0
         self._furthest_step = 0
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
 

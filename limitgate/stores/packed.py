@@ -68,33 +68,35 @@ class Layout:
     )
 
     def __init__(self, bucket: Bucket) -> None:
-        self.bucket = bucket
-        self.number = 0
+        self.bucket: Bucket = bucket
+        self.number: int = 0
         """0 until used."""
-        self.mark = b""
-        self.uses = 0
+        self.mark: bytes = b""
+        self.uses: int = 0
         initial = bucket.algorithm.initial(0, bucket)
-        self.is_debts = bool(initial) and all(type(state) is int for state in initial)
-        self.is_row = type(initial[0]) is tuple if initial else False
+        self.is_debts: bool = bool(initial) and all(type(state) is int for state in initial)
+        self.is_row: bool = type(initial[0]) is tuple if initial else False
         """The only state is a tuple of numbers."""
-        self.is_log = isinstance(initial[0], Log) if initial else False
-        self.is_slots = bucket.has_slots
+        self.is_log: bool = isinstance(initial[0], Log) if initial else False
+        self.is_slots: bool = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
+        self.pack: Callable[..., bytes]
+        self.unpack: Callable[[bytes], tuple[int, ...]]
         form, self._nothing, self.pack, self.unpack = _form(numbers)
-        self.size = form.size
-        self.plain_size = form.size if self.is_debts else 0
+        self.size: int = form.size
+        self.plain_size: int = form.size if self.is_debts else 0
         """0 unless states are plain numbers."""
-        self.drains = bucket.algorithm is gcra
+        self.drains: bool = bucket.algorithm is gcra
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
         """Built on first use."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
-            self.charge = straight_charge(straight, form.format, len(initial))
+            self.charge: StraightCharge = straight_charge(straight, form.format, len(initial))
         elif self.is_log:
             self.charge = partial(_charge_log, bucket)
         elif self.is_slots:
             self.charge = partial(_charge_slots, bucket)
-        self.advance = bucket.algorithm.advance
+        self.advance: Callable[..., Sequence[State]] = bucket.algorithm.advance
 
     def opened(self, now: int, cost: int) -> bytes:
         if self.drains:

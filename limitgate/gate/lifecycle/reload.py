@@ -21,7 +21,7 @@ from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, named_env_file
 from limitgate.rules.watch import RuleSource, WatchedFiles, WatchedRules
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 SPARED = 10
 """Reloads without a full garbage collection."""

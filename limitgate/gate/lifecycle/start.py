@@ -32,7 +32,7 @@ from limitgate.stores import AsyncStore, MemoryStore, SyncStore, is_async_redis,
 from limitgate.stores.base import AsyncFleetStore, SyncFleetStore
 from limitgate.stores.redis.url import shown
 
-log = logging.getLogger("limitgate")
+log: logging.Logger = logging.getLogger("limitgate")
 
 ANSWER_TIMEOUT = 5.0
 """Seconds."""

@@ -27,12 +27,12 @@ from limitgate.stores.memory import system_clock
 
 class ReloadStats:
     def __init__(self) -> None:
-        self.ok = 1
-        self.rejected = 0
-        self.was_ok = True
+        self.ok: int = 1
+        self.rejected: int = 0
+        self.was_ok: bool = True
         self.error: str | None = None
         """Of the last load."""
-        self.at = time.time()
+        self.at: float = time.time()
         """Unix seconds."""
 
     def note(self, *, is_ok: bool, error: str | None = None) -> None:
@@ -60,14 +60,14 @@ class ActiveRules:
         clock: Callable[[], int] = system_clock,
     ) -> None:
         self.planner = planner
-        self.rule_set = planner.rule_set
-        self.rule_names = planner.names
+        self.rule_set: RuleSet = planner.rule_set
+        self.rule_names: frozenset[str] = planner.names
         self.header_styles = header_styles
-        self.has_commonest_style = header_styles == ("x-ratelimit",)
+        self.has_commonest_style: bool = header_styles == ("x-ratelimit",)
         initials = [name[0] for name in names_of(header_styles)]
-        self.initials = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
+        self.initials: frozenset[str] = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
         """Quick check for the application's rate fields."""
-        self.raw_initials = frozenset(map(ord, self.initials))
+        self.raw_initials: frozenset[int] = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured
         self.body_limit = body_limit

@@ -64,7 +64,7 @@ class CardinalityGuard:
         self.forget()
         self._told = Once(Diagnosis.TOO_MANY_BUCKETS)
         self._lock = RLock()
-        self.overflowed = 0
+        self.overflowed: int = 0
         reset_in_children(self)
 
     def __len__(self) -> int:

@@ -17,9 +17,10 @@ from limitgate.limits.bucket import NORMAL, Bucket, Priority
 from limitgate.limits.limit import Limit, kept_as
 from limitgate.limits.plan import REQUESTS, Adjustment, Charge, Plan
 from limitgate.messages.text import Names, shown
-from limitgate.observing.counts import Counts
+from limitgate.observing.counts import Counts, RuleSeries
+from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.options import Ban
+from limitgate.rules.options import Ban, LimitsBy
 from limitgate.rules.rule import Rule
 
 
@@ -62,37 +63,41 @@ class CompiledRule:
         counts: Counts | None = None,
         adaptive_limits: AdaptiveLimits | None = None,
     ) -> None:
-        self.rule = rule
-        self.name = rule.name
-        self.id_name = id_name(rule)
-        self.written = rule
+        self.rule: Rule = rule
+        self.name: str = rule.name
+        self.id_name: str = id_name(rule)
+        self.written: Rule = rule
         """Without run-time limits."""
-        self.is_decorator = kind != "rule"
-        self.limits_by = rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
+        self.is_decorator: bool = kind != "rule"
+        self.limits_by: LimitsBy | None = (
+            rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
+        )
         self._owner = f"{kind} {rule.name}"
         self._key = Key(rule.key, self._owner, "\n".join(rule.paths), secret, inventable)
         self._cardinality = cardinality
-        self.is_guarded = cardinality is not None and self._key.is_inventable
+        self.is_guarded: bool = cardinality is not None and self._key.is_inventable
         """True if clients may invent keys."""
-        self.enforced = not (shadow or rule.shadow)
-        self.counts = counts
-        self.row = None if counts is None or rule.exempt else counts.rule(rule)
+        self.enforced: bool = not (shadow or rule.shadow)
+        self.counts: Counts | None = counts
+        self.row: RuleSeries | None = None if counts is None or rule.exempt else counts.rule(rule)
         self._prefix = f"{key_prefix}:{rule.name}:"
         if rule.ban is not None:
             # Raises for a prefix that is invalid for refusal counts.
             count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
         self._cost = rule.fixed_costs
-        self.is_graded = rule.reserve is not None
-        self.places = None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
+        self.is_graded: bool = rule.reserve is not None
+        self.places: ConcurrencyLimiter | None = (
+            None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
+        )
         """None outside a server."""
         self.priority = rule.priority
         if self.row is not None:
             self.row.adapt(self.places)
-        self.is_by_outcome = bool(rule.charge_if) or bool(rule.token_kinds)
-        self.is_conditional = rule.is_conditional or rule.reads_body
+        self.is_by_outcome: bool = bool(rule.charge_if) or bool(rule.token_kinds)
+        self.is_conditional: bool = rule.is_conditional or rule.reads_body
         """True if more than tier, method and path select the rule."""
-        self.has_slots = any(bucket.has_slots for bucket in rule.buckets)
+        self.has_slots: bool = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
         """A bucket's owner, such as ``ip=20….7``; empty if global."""

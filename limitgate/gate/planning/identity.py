@@ -31,9 +31,9 @@ class Subject:
     __slots__ = ("_identities", "caller", "fields", "request", "route", "tier")
 
     def __init__(self, request: Request, caller: Caller | None, tier: str, identities: Identities) -> None:
-        self.request = request
-        self.caller = caller
-        self.tier = tier
+        self.request: Request = request
+        self.caller: Caller | None = caller
+        self.tier: str = tier
         self.route: str | None = None
         self._identities = identities
         self.fields: dict[str, str] = {}
@@ -95,7 +95,7 @@ class Identities:
         self._api_key_header = api_key_header.lower()
         keys = [self._api_key_header] if self._lists_keys else []
         self._telling = HeaderNames([*keys, *callers.header_names])
-        self.no_id = no_id or Once(Diagnosis.USER_WITHOUT_ID)
+        self.no_id: Once = no_id or Once(Diagnosis.USER_WITHOUT_ID)
         self._no_tier = no_tier
 
     def may_be_invented(self, label: str) -> bool:

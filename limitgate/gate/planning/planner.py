@@ -130,11 +130,11 @@ class Planner:
         self._exempt = {tier: _index(of_tier, exempt=True) for tier, of_tier in compiled.items()}
         self._every = {tier: [each for each in of_tier if not each.rule.exempt] for tier, of_tier in compiled.items()}
         every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
-        self.names = frozenset([rule.name for rule in every])
-        self.asks_user = any(rule.key_asks("user") for rule in every)
-        self.adapts = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
+        self.names: frozenset[str] = frozenset([rule.name for rule in every])
+        self.asks_user: bool = any(rule.key_asks("user") for rule in every)
+        self.adapts: bool = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
         """True if an adaptive limit was seen."""
-        self.trusts_proxies = identities.proxies.trust_anybody
+        self.trusts_proxies: bool = identities.proxies.trust_anybody
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)

@@ -54,19 +54,19 @@ class RuleMatch:
     )
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
-        self.compiled_rules = compiled_rules
+        self.compiled_rules: CompiledRules = compiled_rules
         """Without exempt rules, decorators last."""
-        self.exempting = exempting
+        self.exempting: tuple[CompiledRules, ...] = exempting
         """By interpretation of the path."""
-        self.is_conditional = bool(exempting) or any(each.is_conditional for each in compiled_rules)
+        self.is_conditional: bool = bool(exempting) or any(each.is_conditional for each in compiled_rules)
         """True if `narrowed` selects rules."""
-        self.asks_route = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
+        self.asks_route: bool = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
-        self.denying = next((each for each in denying if each.enforced), denying[0] if denying else None)
-        self.limited_rules = tuple([each for each in applying if each.rule.has_limits])
+        self.denying: CompiledRule | None = next((each for each in denying if each.enforced), denying[0] if denying else None)
+        self.limited_rules: tuple[CompiledRule, ...] = tuple([each for each in applying if each.rule.has_limits])
         adaptive_rules = [each for each in self.limited_rules if each.places is not None]
-        self.adaptive_rules = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
+        self.adaptive_rules: tuple[CompiledRule, ...] = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
 
     def exempts(self, request: Request) -> bool:
         """True if every interpretation is exempt."""
@@ -219,19 +219,19 @@ class PreparedPlan:
         denying: CompiledRule | None = None,
         messages: PreparedPlan | None = None,
     ) -> None:
-        self.compiled_rules = compiled_rules
-        self.keys = keys
-        self.costs = costs
-        self.is_ready = None not in costs
-        self.is_direct = self.is_ready and adaptive is None
-        self.marks = marks
-        self.adaptive = adaptive
-        self.denying = denying
-        self.messages = messages
-        self.charged_rules = compiled_rules
+        self.compiled_rules: CompiledRules = compiled_rules
+        self.keys: Sequence[PreparedKey] = keys
+        self.costs: Costs = costs
+        self.is_ready: bool = None not in costs
+        self.is_direct: bool = self.is_ready and adaptive is None
+        self.marks: Container[Mark] = marks
+        self.adaptive: AdaptiveMatch | None = adaptive
+        self.denying: CompiledRule | None = denying
+        self.messages: PreparedPlan | None = messages
+        self.charged_rules: CompiledRules = compiled_rules
         """Per charge."""
         self.suffixes: Sequence[Sequence[str]] | None = None
-        self.template = self._template()
+        self.template: PlanTemplate | None = self._template()
         """None for charges that aren't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | Queue | None = None
@@ -243,14 +243,16 @@ class PreparedPlan:
             tally = self.charged_rules[0].tally
             if counts is not None and tally is not None:
                 self.counter = self.pending = self._queue(tally, self.counter, counts)
-        self.guarded = tuple([(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded])
+        self.guarded: tuple[tuple[int, CompiledRule], ...] = tuple(
+            [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
+        )
         """Positions and rules with inventable keys."""
-        self.is_by_address = bool(keys) and all(key.is_by_address for key in keys)
-        self.is_by_outcome = any(each.is_by_outcome for each in compiled_rules)
-        self.has_slots = any(each.has_slots for each in compiled_rules)
+        self.is_by_address: bool = bool(keys) and all(key.is_by_address for key in keys)
+        self.is_by_outcome: bool = any(each.is_by_outcome for each in compiled_rules)
+        self.has_slots: bool = any(each.has_slots for each in compiled_rules)
         is_settled = not (self.is_by_outcome or self.has_slots)
-        self.bans = any(each.rule.ban is not None for each in compiled_rules)
-        self.is_simple = self.template is not None and self.template.is_enforced and is_settled
+        self.bans: bool = any(each.rule.ban is not None for each in compiled_rules)
+        self.is_simple: bool = self.template is not None and self.template.is_enforced and is_settled
         self.given: GivenPlans | None = None
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
@@ -540,12 +542,12 @@ class GivenPlans:
         *,
         denying: CompiledRule | None,
     ) -> None:
-        self.adaptive = adaptive
+        self.adaptive: AdaptiveMatch | None = adaptive
         self._given = given
         self._compiled_rules = compiled_rules
         self._every_key = tuple(keys)
         self._keys = {id(each.written): key for each, key in zip(compiled_rules, self._every_key)}
-        self.marks = marks
+        self.marks: Container[Mark] = marks
         self._denying = denying
         self._sources = [(each.name, id(each.written), each.limits_by) for each in compiled_rules]
         self._callables = [(key, limits_by) for _, key, limits_by in self._sources if limits_by is not None]

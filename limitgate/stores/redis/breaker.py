@@ -21,7 +21,7 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import AnyPlan
 from limitgate.stores.base import ConfigRequest, FleetRequest
 
-log = logging.getLogger("limitgate.store")
+log: logging.Logger = logging.getLogger("limitgate.store")
 
 FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
@@ -41,7 +41,7 @@ class Tally:
     def __init__(self) -> None:
         self.failures = 0
         self.outages = 0
-        self.lock = RLock()
+        self.lock: RLock = RLock()
 
 
 class Breaker:
@@ -55,7 +55,7 @@ class Breaker:
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
         self.state: State = "closed"
-        self.in_trouble = False
+        self.in_trouble: bool = False
         self._server = server
         self._tally = tally or Tally()
         self._in_a_row = 0

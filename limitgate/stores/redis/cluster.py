@@ -138,7 +138,7 @@ class SlotMap(Generic[N]):
         self._open_node = open_node
         self._holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self.nodes: dict[Address, N] = {}
-        self.is_outdated = False
+        self.is_outdated: bool = False
 
     def holder(self, slot: int) -> Address:
         return self._holders[slot] or next((seed for seed in self._seeds if self._is_healthy(seed)), self._seeds[0])

@@ -96,7 +96,7 @@ def _data(said: dict[str, str]) -> Data | None:
 class Inspection:
     """Logs each server problem once."""
 
-    replacements = 0
+    replacements: int = 0
     """Connections to a server that may have lost data."""
 
     def __init__(self) -> None:

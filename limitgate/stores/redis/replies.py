@@ -40,7 +40,7 @@ class ServerClock:
     __slots__ = ("_latest", "name")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         self._latest = math.inf, 0.0
 
     def leap(self, now: int, sent: float, heard: float) -> float:
@@ -61,17 +61,17 @@ Outcome = AnyAnswer | StoreError
 DECLINED = Reading(0, (), admitted=False)
 """A declined plain plan is resent as a general plan."""
 
-log = logging.getLogger("limitgate.store")
+log: logging.Logger = logging.getLogger("limitgate.store")
 
 
 class RedisStoreBase:
     """``local_refusals`` answers refused callers locally. ``clock`` is monotonic seconds."""
 
-    unreadable = 0
+    unreadable: int = 0
     """Values not written by LimitGate."""
-    clock_steps = 0
+    clock_steps: int = 0
     """Buckets written in the server's future."""
-    clock_leaps = 0
+    clock_leaps: int = 0
     scheme = "redis"
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
@@ -82,14 +82,14 @@ class RedisStoreBase:
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
-        self.leases = Leases()
+        self.leases: Leases = Leases()
         self._bans = KnownBans()
         self._breakers: WeakSet[Breaker] = WeakSet()
         self._tally = Tally()
-        self.inspection = Inspection()
+        self.inspection: Inspection = Inspection()
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
-        self.listen_deadline = math.inf
+        self.listen_deadline: float = math.inf
         """Of the latest request."""
         self._clock = clock
         reset_in_children(self)
@@ -307,8 +307,8 @@ class Server:
 
     def __init__(self, replies: RedisStoreBase, address: Address | None) -> None:
         self.address = address
-        self.name = server_name(address)
-        self.breaker = replies.breaker(self.name)
+        self.name: str = server_name(address)
+        self.breaker: Breaker = replies.breaker(self.name)
         self._replies = replies
         self._clock = ServerClock(self.name)
 

@@ -95,10 +95,10 @@ class Session(Generic[Call]):
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
         """The oldest first."""
-        self.is_settling = False
+        self.is_settling: bool = False
         """The script's text is in flight; no call may overtake it."""
-        self.has_more = False
-        self.asked_at = 0.0
+        self.has_more: bool = False
+        self.asked_at: float = 0.0
         """When the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True

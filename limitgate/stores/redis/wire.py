@@ -125,18 +125,19 @@ class Call:
 
     def __init__(self, plans: Sequence[AnyPlan], shape: ScriptVariant | None = None, config: KeptRequest | None = None) -> None:
         self.config = config
-        self.plans = self.requested = plans
+        self.plans: Sequence[AnyPlan] = plans
+        self.requested: Sequence[AnyPlan] = plans
         """`requested`: without leases."""
-        self.shape = shape
-        self.sent = 0.0
+        self.shape: ScriptVariant | None = shape
+        self.sent: float = 0.0
         """Monotonic."""
-        self.in_full = False
+        self.in_full: bool = False
         """Send the text, because Redis did not know its hash."""
-        self.asking = False
+        self.asking: bool = False
         """The node is importing the slot (ASK in the Redis Cluster specification)."""
-        self.hops = 0
-        self.is_repeated = False
-        self.is_granted = False
+        self.hops: int = 0
+        self.is_repeated: bool = False
+        self.is_granted: bool = False
         """No reply to ASKING is due."""
 
     @property

@@ -99,7 +99,7 @@ class RequestQueue:
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
         """For expensive plans."""
-        self.size = 0
+        self.size: int = 0
 
     def __iter__(self) -> Iterator[Request]:
         for entry in self._entries:

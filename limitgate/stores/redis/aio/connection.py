@@ -35,8 +35,8 @@ class AsyncConnection(asyncio.Protocol):
     def __init__(self, connection: Any, owner: Owner, clock: ListeningClock) -> None:
         self.session: Session[Batch] = Session()
         self.session.asked_at = monotonic()
-        self.given_up = False
-        self.silent_since = 0.0
+        self.given_up: bool = False
+        self.silent_since: float = 0.0
         """Valid with calls in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock

@@ -39,11 +39,11 @@ class ListeningClock:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_stopped, self._time = False, self._loop.time
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self._passed = 0.0
-        self.was_away = False
+        self.was_away: bool = False
         """Before one of the latest two ticks."""
-        self.sleeps = 0
+        self.sleeps: int = 0
         """Times that the loop or process stood still."""
         self._run: object = None
         self._was_late = False
@@ -126,7 +126,7 @@ class Silence:
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
     def __init__(self, clock: ListeningClock) -> None:
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self._clock = clock
         self._looked: float | None = None
         self._was_broken = False

@@ -114,7 +114,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
 
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
-        self.scheme = scheme_of(url)
+        self.scheme: str = scheme_of(url)
         logins = None if credentials is None else Credentials(credentials, may_await=True)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=None, credentials=logins)
         self._loops: dict[asyncio.AbstractEventLoop, _LoopState] = {}
@@ -144,7 +144,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             reading = cache.answer_plain(plan, self._clock())
             if reading is not None:
                 return _told(reading)
-        self.listen_deadline = timeout
+        self.listen_deadline: float = timeout
         return state.servers.spend(plan, timeout)
 
     async def _aspend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:

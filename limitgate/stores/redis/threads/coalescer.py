@@ -54,7 +54,7 @@ class CallCoalescer:
         self._turn: dict[str, object] = {}
         """The leader under `_LEADER`. ``dict.setdefault`` is atomic and cheaper than a lock."""
         self._lock = Lock()
-        self.listening = ListenDeadline(0)
+        self.listening: ListenDeadline = ListenDeadline(0)
         """``spent``: the total listening time of leaders."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:

@@ -33,8 +33,8 @@ class ListenDeadline:
     __slots__ = ("left", "spent")
 
     def __init__(self, seconds: float, spent: float = 0.0) -> None:
-        self.left = seconds
-        self.spent = spent
+        self.left: float = seconds
+        self.spent: float = spent
 
     @property
     def is_over(self) -> bool:
@@ -106,8 +106,9 @@ class SyncConnection:
         self._timeout = -1.0
         self._left = 0.0
         self._doubted_at: float | None = None
-        self.session.asked_at = self.looked_at = monotonic()
+        self.looked_at: float = monotonic()
         """Last check without calls in flight."""
+        self.session.asked_at = self.looked_at
 
     def is_quiet(self) -> bool:
         """True if open, without unexpected data."""

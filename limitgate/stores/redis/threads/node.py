@@ -42,8 +42,8 @@ class Sent:
     __slots__ = ("answers", "calls", "connection")
 
     def __init__(self, calls: Sequence[Call], connection: SyncConnection | None = None) -> None:
-        self.calls = calls
-        self.connection = connection
+        self.calls: Sequence[Call] = calls
+        self.connection: SyncConnection | None = connection
         self.answers: dict[Call, Answer] = {}
 
 

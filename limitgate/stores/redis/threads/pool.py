@@ -43,7 +43,7 @@ class ConnectionPool:
         self._retired = False
         self._closings = 0
         self._made_at = -math.inf
-        self.doubts = Doubts()
+        self.doubts: Doubts = Doubts()
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
         self._logins_changed = threading.Event()
         self._renewed_by = -1

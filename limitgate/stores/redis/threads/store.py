@@ -61,7 +61,7 @@ class RedisStore(RedisStoreBase, Remade):
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)
-        self.scheme = scheme_of(url)
+        self.scheme: str = scheme_of(url)
         logins = None if credentials is None else Credentials(credentials, may_await=False)
         self._dialer = Dialer(url, ConnectionPool, self.inspection, socket_timeout=CONNECT_TIMEOUT, credentials=logins)
         self._this_thread = _ThreadState()
@@ -135,7 +135,7 @@ class RedisStore(RedisStoreBase, Remade):
             use.is_asking = True
             reading: AnyAnswer | None = self.locally(plan) if isinstance(plan, Plan) else None
             if reading is None:
-                self.listen_deadline = timeout
+                self.listen_deadline: float = timeout
                 self._servers.check(plan)
                 reading = self._calls.spend(plan, timeout)
             return reading
