@@ -54,7 +54,9 @@ def words(owner: type) -> dict[str, str]:
     body = next(node.body for node in module.body if isinstance(node, ast.ClassDef) and node.name == owner.__name__)
     below = {}
     for field, following in zip(body, [*body[1:], None]):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and not field.target.id.startswith("_"):
+        if not isinstance(field, ast.AnnAssign) or "ClassVar" in ast.unparse(field.annotation):
+            continue
+        if isinstance(field.target, ast.Name) and not field.target.id.startswith("_"):
             is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
             below[field.target.id] = " ".join(str(following.value.value).split()) if is_text else ""
     return below
