@@ -30,7 +30,7 @@ import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
-from limitgate.limiter.lining import Place, carry_out
+from limitgate.limiter.lining import Place
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
 from tests.support.provider import Act, Provider, serving
@@ -469,6 +469,64 @@ def test_a_budget_without_a_client(kind: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_wrong_arguments_of_reserve_are_errors_and_reserve_nothing(kind: str) -> None:
+    plan, body = Budget(tokens=DAY, key=lambda _: "k"), {"messages": QUESTION}
+    limiters: tuple[Any, Any] = Limiter(MemoryStore()), AsyncLimiter(MemoryStore())
+    right, other = limiters if kind == "sync" else limiters[::-1]
+
+    def reserve(*arguments: Any, **options: Any) -> Any:
+        return plan.reserve(*arguments, **options) if kind == "sync" else asyncio.run(plan.areserve(*arguments, **options))
+
+    for wrong in (other, None, "memory://"):
+        with pytest.raises(TypeError, match=rf"limiter is .* expected an? {type(right).__name__}"):
+            reserve(wrong, body)
+    for text in ("text", None, 5, [body]):
+        with pytest.raises(TypeError, match=r"body is .* expected the bytes of a request"):
+            reserve(right, text)
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match=r"timeout is .* expected seconds of at least 0"):
+            reserve(right, body, timeout=timeout)
+    reserve(right, body, timeout=None)
+    reserve(right, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reservation_is_settled_once_and_tells_if_it_is_held(kind: str) -> None:
+    clock = [1_790_000_000_000_000]
+    store = MemoryStore(lambda: clock[0])
+    plan = Budget(tokens=DAY, key=lambda _: "k", hold=60)
+    body = {"messages": QUESTION, "max_tokens": 100}
+
+    async def main() -> None:
+        limiter: Any = Limiter(store) if kind == "sync" else AsyncLimiter(store)
+
+        async def done(result: Any) -> Any:
+            return result if kind == "sync" else await result
+
+        async def reserve() -> Any:
+            return plan.reserve(limiter, body) if kind == "sync" else await plan.areserve(limiter, body)
+
+        first = await reserve()
+        assert await done(first.renew()) is True
+        await done(first.settle(Usage(20, 30)))
+        for _ in range(3):
+            await done(first.settle(Usage(20, 30)))
+            await done(first.cancel())
+        assert await done(first.renew()) is False
+        assert (await done(limiter.peek("k", DAY))).windows[0].used == 50
+        assert len(plan._answers.of("k")._answers) == 1
+        late = await reserve()
+        clock[0] += 61_000_000
+        assert await done(late.renew()) is False
+        # It was given back, and its real cost is owed.
+        used = (await done(limiter.peek("k", DAY))).windows[0].used
+        await done(late.settle(Usage(500, 0)))
+        assert (await done(limiter.peek("k", DAY))).windows[0].used == used + 500
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("usage", [None, "many", {"prompt_tokens": -1}, {"tokens": 3}, 12])
 def test_what_is_no_usage_is_an_error(usage: Any) -> None:
     plan = Budget(tokens=DAY, key=lambda _: "k", hold=None)
@@ -733,8 +791,8 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
 def waiting_in(limiter: Limiter, key: str) -> int:
     """The requests that wait in the line of a key."""
     place = Place(limiter, key, "", (0, 0), 60)
-    carry_out(limiter, place.joining())
-    state: Any = carry_out(limiter, place.leaving(is_taken=False))
+    place.join()
+    state: Any = place.leave(is_taken=False)
     return state.waiting
 
 
