@@ -243,12 +243,6 @@ class Spending:
         if self._keeper is not None:
             self._keeper.leave(self)
 
-    def leave(self, error: BaseException | None) -> Any:
-        """The reservation at the end of a block. An error ends it."""
-        if error is not None and not isinstance(error, GeneratorExit):
-            self._close()
-        return self.reservation
-
     def renewing(self) -> Flow:
         """Renew the hold of a request that takes long; return True if it is held.
 
@@ -435,9 +429,9 @@ class BudgetReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        reservation = self._spending.leave(error)
-        if reservation is not None:
-            reservation.__exit__(kind, error, trace)
+        # The garbage collector may close a generator anywhere, so don't call the store then.
+        if error is not None and not isinstance(error, GeneratorExit):
+            run(self._spending.giving_back())
 
 
 class AsyncBudgetReservation:
@@ -477,6 +471,6 @@ class AsyncBudgetReservation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reservation = self._spending.leave(error)
-        if reservation is not None:
-            await reservation.__aexit__(kind, error, trace)
+        # A closed coroutine cannot wait for the store.
+        if error is not None and not isinstance(error, GeneratorExit):
+            await afinish(self._spending.giving_back())
