@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from limitgate.gate.flow import ConfigFlow
 from limitgate.limiter.holding import Hold, state_of as hold_state_of, without_hold
+from limitgate.limiter.lining import waiting_in_line
 from limitgate.limiter.operations import Operations
 from limitgate.limiter.stored_limits import Configuration
 from limitgate.limits.decision import SECOND, Decision, decide
@@ -83,13 +84,20 @@ class Budget(NamedTuple):
     rows: Mapping[str, Row]
     decision: Decision
     held: int
-    """In the store, with ended processes."""
+    """Reservations that the store holds, those of processes that have ended included."""
+    in_line: int
+    """Requests in the line of all processes: the first of each process and tenant."""
     now: int
     """Unix µs of the store."""
 
     @property
     def live(self) -> list[Row]:
         return [row for row in self.rows.values() if -row.lasts * SECOND < self.now - row.at < row.lasts * SECOND]
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait. The line is exact; the rows have those behind it, and are up to a second old."""
+        return max(self.in_line, sum([row.waiting for row in self.live])) if self.in_line else 0
 
 
 def stated_limits(limiter: Operations, key: str) -> ConfigFlow[Configuration | None]:
@@ -172,7 +180,8 @@ def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
     said, said_at = _said(kept)
     decision = decide(plan, without_hold(reading))
     held = hold_state_of(reading).held
-    return Budget(limits, said, said_at, _rows(kept), decision, held, reading.now)
+    in_line = yield from waiting_in_line(limiter, key)
+    return Budget(limits, said, said_at, _rows(kept), decision, held, in_line, reading.now)
 
 
 def _place(limiter: Operations, key: str) -> str:

@@ -68,18 +68,19 @@ class ChargedOperation:
 
         Raises `RuntimeError` if refused or corrected.
         """
-        yield from self._correcting(self._final_costs(cost))
+        yield from self._correcting("settled", self._final_costs(cost))
 
     def cancelling(self) -> Flow[None]:
-        yield from self._correcting([0] * len(self._plan.charges))
+        """Refund the charge. Raises `RuntimeError` like `settling`."""
+        yield from self._correcting("cancelled", [0] * len(self._plan.charges))
 
     def _final_costs(self, cost: int | Sequence[int]) -> list[int]:
         costs = [charge.cost for charge in self._plan.charges]
         if not self._costed:
-            if isinstance(cost, int):
-                return [check_cost(cost)] * len(costs)
-            raise TypeError(f"cost is {cost!r:.80}, expected one integer, because no limit has its own cost")
-        own = [cost] if isinstance(cost, int) else list(cost)
+            if isinstance(cost, Sequence):
+                raise TypeError(f"cost is {cost!r:.80}, expected one integer, because no limit has its own cost")
+            return [check_cost(cost)] * len(costs)
+        own = list(cost) if isinstance(cost, Sequence) else [check_cost(cost)]
         if len(own) != len(self._costed):
             raise ValueError(
                 f"cost is {cost!r:.80}, expected a list of {len(self._costed)}, one for each limit with its own cost"
@@ -88,8 +89,8 @@ class ChargedOperation:
             costs[place] = check_cost(final)
         return costs
 
-    def _correcting(self, costs: Sequence[int]) -> Flow[None]:
-        self._check_is_open("settled")
+    def _correcting(self, done: str, costs: Sequence[int]) -> Flow[None]:
+        self._check_is_open(done)
         self._counts = False
         self._bookings.remove(self)
         plan = self._correction(costs)

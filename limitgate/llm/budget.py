@@ -107,24 +107,27 @@ class Budget(Remade):
         self._lock = Lock()
         self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
 
-    def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration = 0) -> BudgetReservation:
-        """Reserve the estimated cost of a body.
+    def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration | None = 0) -> BudgetReservation:
+        """Reserve what a request with this body will probably cost.
 
-        ``timeout`` is the longest wait in seconds or as ``30s``; 0 refuses at once. See ``.decision``. Raises `StoreError`.
+        ``timeout`` is the longest wait for a turn in seconds or as ``30s``; 0 refuses at once, and None waits without a bound.
+        The decision is in ``.decision``. Raises `StoreError` if the store fails.
         """
+        longest = _checked(limiter, Limiter, body, timeout)
         spending = self._spending_of(body)
         try:
-            run(spending.taking(limiter, as_seconds(timeout, "timeout")))
+            run(spending.taking(limiter, longest))
         except BaseException:
             run(spending.giving_back())
             raise
         return BudgetReservation(spending)
 
-    async def areserve(self, limiter: AsyncLimiter, body: Body, *, timeout: Duration = 0) -> AsyncBudgetReservation:
+    async def areserve(self, limiter: AsyncLimiter, body: Body, *, timeout: Duration | None = 0) -> AsyncBudgetReservation:
         """`reserve` on an `AsyncLimiter`."""
+        longest = _checked(limiter, AsyncLimiter, body, timeout)
         spending = self._spending_of(body)
         try:
-            await arun(spending.taking(limiter, as_seconds(timeout, "timeout")))
+            await arun(spending.taking(limiter, longest))
         except GeneratorExit:
             raise
         except BaseException:
@@ -216,6 +219,18 @@ class Budget(Remade):
         if not isinstance(tenant, str):
             raise ConfigError(f"share returned {tenant!r:.80}, expected text")
         return tenant
+
+
+def _checked(limiter: object, kind: type, body: object, timeout: Duration | None) -> float | None:
+    """Return the timeout in seconds, None for no bound. Raises `TypeError` and `ValueError` for wrong arguments."""
+    if not isinstance(limiter, kind):
+        raise TypeError(f"limiter is {limiter!r:.80}, expected {'an' if kind is AsyncLimiter else 'a'} {kind.__name__}")
+    if not isinstance(body, bytes | Mapping):
+        raise TypeError(f"body is {body!r:.80}, expected the bytes of a request, or the object in them")
+    seconds = as_seconds(timeout, "timeout")
+    if seconds is not None and not seconds >= 0:
+        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+    return seconds
 
 
 def _no_field(_: str) -> None:

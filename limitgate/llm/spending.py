@@ -18,7 +18,7 @@ from limitgate.errors import StoreError
 from limitgate.limiter.budget_texts import Said
 from limitgate.limiter.holding import NotHeldError
 from limitgate.limiter.limiter import AsyncLimiter
-from limitgate.limiter.lining import Place, carry_out
+from limitgate.limiter.lining import Place
 from limitgate.limits.decision import Decision
 from limitgate.llm.estimate import Percentile
 from limitgate.llm.fair_share import FairLine
@@ -157,7 +157,7 @@ class Spending:
         place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
         try:
             while True:
-                ahead = yield carry_out(self._limiter, place.joining())
+                ahead = yield place.join()
                 pause = yield from self._later(ahead, deadline)
                 if not pause:
                     decision = yield from self._reserving(ahead)
@@ -191,7 +191,7 @@ class Spending:
             yield from self.giving_back()
         # Otherwise the ticket leaves by itself.
         with suppress(StoreError):
-            yield carry_out(self._limiter, place.leaving(is_taken=is_taken))
+            yield place.leave(is_taken=is_taken)
 
     def _finish(self, flow: Flow) -> Any:
         return afinish(flow) if self._is_async else run(flow)
@@ -243,19 +243,19 @@ class Spending:
         if self._keeper is not None:
             self._keeper.leave(self)
 
-    def leave(self, error: BaseException | None) -> Any:
-        """The reservation at the end of a block. An error ends it."""
-        if error is not None and not isinstance(error, GeneratorExit):
-            self._close()
-        return self.reservation
-
     def renewing(self) -> Flow:
-        """Renew a long request's hold. Raises `StoreError`; then it is due again soon."""
+        """Renew the hold of a request that takes long; return True if it is held.
+
+        Raises `StoreError`; then it is due again soon.
+        """
         self.renew_at = self._due(0.125)
+        is_held = False
         # It may be settled meanwhile, by another thread.
         with suppress(RuntimeError):
             if self._is_open and self._hold is not None:
-                self.renew_at = self._due(0.5) if (yield self.reservation.renew()) else math.inf
+                is_held = yield self.reservation.renew()
+                self.renew_at = self._due(0.5) if is_held else math.inf
+        return is_held
 
     def hear(self, status: int, field: Field) -> Answer:
         """Read a new response's limits."""
@@ -276,13 +276,7 @@ class Spending:
         """Settle by a reader at the end of the response."""
         reported = reader.finish()
         usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
-        if reported is not None:
-            self.answered(usage)
         yield from self.settling(usage, "arrived" if reported is None else "reported")
-
-    def answered(self, usage: Usage) -> None:
-        if not usage.is_capped:
-            self._answers.add(usage.output)
 
     def settling_unknown(self) -> Flow:
         yield from self.settling(Usage(self.expected.usage.input, 0), "arrived")
@@ -294,6 +288,9 @@ class Spending:
         if not self._is_open:
             return
         self._close()
+        if how == "reported" and not usage.is_capped:
+            # For the estimates of later requests.
+            self._answers.add(usage.output)
         if usage.is_capped:
             _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
         costs = self.windows.costs(usage)
@@ -412,14 +409,17 @@ class BudgetReservation:
 
         Logs errors of the store.
         """
-        found = self._spending.expected.bounded(_usage(usage))
-        self._spending.answered(found)
-        run(self._spending.settling(found))
+        run(self._spending.settling(self._spending.expected.bounded(_usage(usage))))
 
-    def renew(self) -> None:
-        """Renew the `hold` from now, unless the store fails."""
+    def renew(self) -> bool:
+        """Hold the reservation for another `hold` from now; return True if it is held.
+
+        It is not if it was settled, if its hold has ended, or if the store fails.
+        """
+        is_held = False
         with suppress(StoreError):
-            run(self._spending.renewing())
+            is_held = run(self._spending.renewing())
+        return is_held
 
     def cancel(self) -> None:
         """Refund everything, the request too."""
@@ -429,9 +429,9 @@ class BudgetReservation:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        reservation = self._spending.leave(error)
-        if reservation is not None:
-            reservation.__exit__(kind, error, trace)
+        # The garbage collector may close a generator anywhere, so don't call the store then.
+        if error is not None and not isinstance(error, GeneratorExit):
+            run(self._spending.giving_back())
 
 
 class AsyncBudgetReservation:
@@ -449,14 +449,17 @@ class AsyncBudgetReservation:
 
         Logs errors of the store.
         """
-        found = self._spending.expected.bounded(_usage(usage))
-        self._spending.answered(found)
-        await arun(self._spending.settling(found))
+        await arun(self._spending.settling(self._spending.expected.bounded(_usage(usage))))
 
-    async def renew(self) -> None:
-        """Renew the `hold` from now, unless the store fails."""
+    async def renew(self) -> bool:
+        """Hold the reservation for another `hold` from now; return True if it is held.
+
+        It is not if it was settled, if its hold has ended, or if the store fails.
+        """
+        is_held = False
         with suppress(StoreError):
-            await arun(self._spending.renewing())
+            is_held = await arun(self._spending.renewing())
+        return is_held
 
     async def cancel(self) -> None:
         """Refund everything, the request too."""
@@ -468,6 +471,6 @@ class AsyncBudgetReservation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        reservation = self._spending.leave(error)
-        if reservation is not None:
-            await reservation.__aexit__(kind, error, trace)
+        # A closed coroutine cannot wait for the store.
+        if error is not None and not isinstance(error, GeneratorExit):
+            await afinish(self._spending.giving_back())

@@ -12,7 +12,8 @@ import pytest
 
 from limitgate import Limiter, MemoryStore, RedisStore
 from limitgate.algorithms.line import KEPT_US, MAX_TICKETS, State
-from limitgate.limiter.lining import Place, carry_out
+from limitgate.limiter.calls import carry_out
+from limitgate.limiter.lining import Place, waiting_in_line
 from tests.support.redis_server import RedisServer
 
 
@@ -28,16 +29,16 @@ class Waiting:
 
     def __init__(self, limiter: Limiter, tenant: str, tokens: int = 10, stays: float = 60) -> None:
         self.tenant = tenant
-        self._limiter = limiter
         self._place = Place(limiter, "k", tenant, (tokens, 0), stays)
         self.join()
 
     def join(self) -> State:
-        self.state: State = carry_out(self._limiter, self._place.joining())  # type: ignore[assignment]
+        self.state: State = self._place.join()
         return self.state
 
     def leave(self, *, is_taken: bool) -> State:
-        return carry_out(self._limiter, self._place.leaving(is_taken=is_taken))  # type: ignore[return-value]
+        state: State = self._place.leave(is_taken=is_taken)
+        return state
 
 
 def order(waiting: list[Waiting], most: int = 1_000) -> list[str]:
@@ -55,11 +56,21 @@ def order(waiting: list[Waiting], most: int = 1_000) -> list[str]:
 def test_what_is_ahead_is_reported(limiter: Limiter) -> None:
     first, second = Waiting(limiter, "a", 7), Waiting(limiter, "a", 5)
     third = Place(limiter, "k", "a", (3, 4), 60)
-    state: Any = carry_out(limiter, third.joining())
+    state = third.join()
     assert first.join()[3:] == (0, 0, 0, 3)
     assert second.join()[3:] == (1, 7, 0, 3)
     assert state[3:] == (2, 12, 0, 3)
     assert Waiting(limiter, "a").state[3:] == (3, 15, 4, 4)
+
+
+def test_how_many_wait_is_told_to_those_outside_the_line(limiter: Limiter) -> None:
+    """Asking neither joins the line nor keeps its tickets."""
+    assert carry_out(limiter, waiting_in_line(limiter, "k")) == 0
+    waiting = [Waiting(limiter, "a"), Waiting(limiter, "b"), Waiting(limiter, "b")]
+    Waiting(limiter, "c", stays=0.000_001)
+    assert [carry_out(limiter, waiting_in_line(limiter, key)) for key in ("k", "k", "other")] == [3, 3, 0]
+    waiting[1].leave(is_taken=True)
+    assert carry_out(limiter, waiting_in_line(limiter, "k")) == 2
 
 
 def test_a_tenant_with_many_requests_delays_another_by_one(limiter: Limiter) -> None:
@@ -136,15 +147,14 @@ def test_both_twins_agree_through_any_history(redis_server: RedisServer) -> None
             made = dice.choice("abcdefgh"), (dice.randint(0, 50), dice.randint(0, 500)), 0.000_001 if what < 0.01 else 60
             pair = Place(limiters[0], "k", *made), Place(limiters[1], "k", *made)
             places.append(pair)
-            flows = [each.joining() for each in pair]
+            in_memory, in_redis = [each.join() for each in pair]
         elif what < 0.7:
-            flows = [each.joining() for each in dice.choice(places)]
+            in_memory, in_redis = [each.join() for each in dice.choice(places)]
         else:
             place, is_taken = dice.randrange(len(places)), dice.random() < 0.5
             pair = places[place] if dice.random() < 0.05 else places.pop(place)
-            flows = [each.leaving(is_taken=is_taken) for each in pair]
-        in_memory, in_redis = [carry_out(limiter, flow) for limiter, flow in zip(limiters, flows)]
-        assert in_memory[3:] == in_redis[3:]  # type: ignore[index]
+            in_memory, in_redis = [each.leave(is_taken=is_taken) for each in pair]
+        assert in_memory[3:] == in_redis[3:]
     store.close()
 
 

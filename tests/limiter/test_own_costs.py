@@ -101,6 +101,21 @@ def test_a_reservation_settles_several_limits_in_their_order(either: Subject) ->
     assert used(either, "3000/week", "500/day", FIXED) == [100, 1, 600]
 
 
+def test_a_cost_that_is_no_integer_settles_nothing(either: Subject) -> None:
+    """A reservation that a wrong call has left open can still be settled."""
+    one, none = either.reserve("key", "500/day", ("3000/week", 900)), either.reserve("key", "500/day")
+    for reservation in (one, none):
+        for wrong in (1.5, None, True):
+            with pytest.raises(TypeError, match="expected an integer"):
+                either.run(reservation.settle(wrong))
+        with pytest.raises(ValueError, match="expected at least 0"):
+            either.run(reservation.settle(-1))
+        either.run(reservation.settle(1))
+        with pytest.raises(RuntimeError, match="cannot be cancelled: it was settled"):
+            either.run(reservation.cancel())
+    assert used(either, "500/day", "3000/week") == [2, 1]
+
+
 def test_a_reservation_without_own_costs_settles_for_one_integer(either: Subject) -> None:
     reservation = either.reserve("key", "500/day", cost=9)
     with pytest.raises(TypeError, match="expected one integer"):

@@ -30,7 +30,7 @@ import limitgate.requests
 import limitgate.urllib3
 from limitgate import AsyncLimiter, AsyncRedisStore, ConfigError, Limit, Limiter, MemoryStore, RedisStore, StoreError
 from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
-from limitgate.limiter.lining import Place, carry_out
+from limitgate.limiter.lining import Place
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
 from tests.support.provider import Act, Provider, serving
@@ -39,7 +39,10 @@ from tests.support.redis_server import RedisServer
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 ASKED = 9
-DAY = "100000/day"
+SLOW = "100000/week"
+"""A token drains in six seconds."""
+STILL = 1_790_000_000.0
+"""A time at which a provider whose clock stands still gives nothing back."""
 
 
 class Client:
@@ -137,11 +140,11 @@ def made(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator[
 
 
 def budget(**options: Any) -> Budget:
-    return Budget(requests="1000/day", tokens=DAY, key=lambda _: "k", **options)
+    return Budget(requests="1000/day", tokens=SLOW, key=lambda _: "k", **options)
 
 
 def spent(client: Client) -> list[int]:
-    return client.used("k", "1000/day", DAY)
+    return client.used("k", "1000/day", SLOW)
 
 
 FORMS = ["chat", "responses", "messages"]
@@ -255,7 +258,7 @@ def test_a_refusal_that_cannot_be_waited_for_reaches_the_sdk(made: Made, form: s
 @pytest.mark.parametrize("form", FORMS)
 def test_a_refusal_of_the_budget_reaches_the_sdk(made: Made, form: str) -> None:
     provider = Provider()
-    client = made(provider, Budget(requests="1 per 60 seconds", tokens=DAY, key=lambda _: "k"), timeout=0)
+    client = made(provider, Budget(requests="1 per 60 seconds", tokens=SLOW, key=lambda _: "k"), timeout=0)
     getattr(client, form)()
     error: Any = anthropic.RateLimitError if form == "messages" else openai.RateLimitError
     with pytest.raises(error, match="rate limited, retry in") as caught:
@@ -265,7 +268,7 @@ def test_a_refusal_of_the_budget_reaches_the_sdk(made: Made, form: str) -> None:
 
 
 def test_the_sdk_retries_after_a_refusal_of_the_budget(made: Made) -> None:
-    client = made(Provider(), Budget(requests="1/second", tokens=DAY, key=lambda _: "k"), timeout=0)
+    client = made(Provider(), Budget(requests="1/second", tokens=SLOW, key=lambda _: "k"), timeout=0)
     client.chat()
     again = client.openai.with_options(max_retries=2)
     answer = client.run(again.chat.completions.create(model="m", messages=QUESTION))
@@ -310,7 +313,7 @@ def test_absurd_usage_is_cut(made: Made, tokens: Any, caplog: pytest.LogCaptureF
 
 
 def test_limits_that_the_provider_states_hold_in_every_process(made: Made) -> None:
-    provider = Provider(limits={"requests": (600, 60), "tokens": (90_000, 60)})
+    provider = Provider(limits={"requests": (600, 60), "tokens": (90_000, 60)}, clock=lambda: STILL)
     client = made(provider, Budget(requests="10/minute", limits="told", key=lambda _: "k"))
     client.chat()
     client.chat()
@@ -340,18 +343,18 @@ def test_limits_that_are_told_take_one_call_a_second(kind: str, monkeypatch: pyt
 
 def test_a_kind_that_a_provider_adds_does_not_take_over_the_usage_of_another_one() -> None:
     """Tokens are many more than requests, which would wait for hours."""
-    limiter, body = Limiter(MemoryStore()), {"messages": QUESTION, "max_tokens": 50_000}
+    limiter, body = Limiter(MemoryStore(lambda: int(STILL * 1e6))), {"messages": QUESTION, "max_tokens": 50_000}
     options: Any = {"key": lambda _: "k", "hold": None, "limits": "told"}
     for _ in range(2):
         assert Budget(tokens="200000/minute", **options).reserve(limiter, body).decision.allowed
     both = Budget(requests="500/minute", tokens="200000/minute", **options).reserve(limiter, body).decision
-    assert [window.used for window in both.windows] == [1, pytest.approx(150_000, abs=500)]
+    assert [window.used for window in both.windows] == [1, pytest.approx(150_000, abs=100)]
     three = Budget(requests="500/minute", input_tokens="9000/minute", **options).reserve(limiter, body).decision
     assert [window.used for window in three.windows] == [2, ASKED]
 
 
 def test_told_limits_need_no_limits_of_their_own(made: Made) -> None:
-    provider = Provider(limits={"requests": (5, 60)})
+    provider = Provider(limits={"requests": (5, 60)}, clock=lambda: STILL)
     client = made(provider, Budget(limits="told", key=lambda _: "k"), timeout=0)
     for _ in range(3):
         with contextlib.suppress(openai.RateLimitError):
@@ -361,7 +364,7 @@ def test_told_limits_need_no_limits_of_their_own(made: Made) -> None:
 
 
 def test_a_told_limit_keeps_the_burst_and_other_limits_of_ours(made: Made) -> None:
-    provider = Provider(limits={"requests": (120, 60)})
+    provider = Provider(limits={"requests": (120, 60)}, clock=lambda: STILL)
     client = made(provider, Budget(requests=["60/minute burst 5", "9000/day"], limits="told", key=lambda _: "k"))
     for _ in range(2):
         client.chat()
@@ -469,15 +472,73 @@ def test_a_budget_without_a_client(kind: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_wrong_arguments_of_reserve_are_errors_and_reserve_nothing(kind: str) -> None:
+    plan, body = Budget(tokens=SLOW, key=lambda _: "k"), {"messages": QUESTION}
+    limiters: tuple[Any, Any] = Limiter(MemoryStore()), AsyncLimiter(MemoryStore())
+    right, other = limiters if kind == "sync" else limiters[::-1]
+
+    def reserve(*arguments: Any, **options: Any) -> Any:
+        return plan.reserve(*arguments, **options) if kind == "sync" else asyncio.run(plan.areserve(*arguments, **options))
+
+    for wrong in (other, None, "memory://"):
+        with pytest.raises(TypeError, match=rf"limiter is .* expected an? {type(right).__name__}"):
+            reserve(wrong, body)
+    for text in ("text", None, 5, [body]):
+        with pytest.raises(TypeError, match=r"body is .* expected the bytes of a request"):
+            reserve(right, text)
+    for timeout in (-1, float("nan")):
+        with pytest.raises(ValueError, match=r"timeout is .* expected seconds of at least 0"):
+            reserve(right, body, timeout=timeout)
+    reserve(right, body, timeout=None)
+    reserve(right, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_reservation_is_settled_once_and_tells_if_it_is_held(kind: str) -> None:
+    clock = [1_790_000_000_000_000]
+    store = MemoryStore(lambda: clock[0])
+    plan = Budget(tokens=SLOW, key=lambda _: "k", hold=60)
+    body = {"messages": QUESTION, "max_tokens": 100}
+
+    async def main() -> None:
+        limiter: Any = Limiter(store) if kind == "sync" else AsyncLimiter(store)
+
+        async def done(result: Any) -> Any:
+            return result if kind == "sync" else await result
+
+        async def reserve() -> Any:
+            return plan.reserve(limiter, body) if kind == "sync" else await plan.areserve(limiter, body)
+
+        first = await reserve()
+        assert await done(first.renew()) is True
+        await done(first.settle(Usage(20, 30)))
+        for _ in range(3):
+            await done(first.settle(Usage(20, 30)))
+            await done(first.cancel())
+        assert await done(first.renew()) is False
+        assert (await done(limiter.peek("k", SLOW))).windows[0].used == 50
+        assert len(plan._answers.of("k")._answers) == 1
+        late = await reserve()
+        clock[0] += 61_000_000
+        assert await done(late.renew()) is False
+        # It was given back, and its real cost is owed.
+        used = (await done(limiter.peek("k", SLOW))).windows[0].used
+        await done(late.settle(Usage(500, 0)))
+        assert (await done(limiter.peek("k", SLOW))).windows[0].used == used + 500
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("usage", [None, "many", {"prompt_tokens": -1}, {"tokens": 3}, 12])
 def test_what_is_no_usage_is_an_error(usage: Any) -> None:
-    plan = Budget(tokens=DAY, key=lambda _: "k", hold=None)
+    plan = Budget(tokens=SLOW, key=lambda _: "k", hold=None)
     limiter = Limiter(MemoryStore())
     reservation = plan.reserve(limiter, {"messages": QUESTION, "max_tokens": 100})
     with pytest.raises(TypeError, match="expected the usage of a response"):
         reservation.settle(usage)
     reservation.settle(Usage(1, 1))
-    assert limiter.peek("k", DAY).windows[0].used == 2
+    assert limiter.peek("k", SLOW).windows[0].used == 2
 
 
 @pytest.mark.parametrize(
@@ -529,7 +590,7 @@ HEADERS = {"content-type": "application/json", "authorization": "Bearer x"}
 
 
 def _left(limiter: Limiter) -> list[int]:
-    return [window.used for window in limiter.peek("k", "1000/day", DAY).windows]
+    return [window.used for window in limiter.peek("k", "1000/day", SLOW).windows]
 
 
 def _by_httpx(url: str, body: bytes, plan: Budget) -> list[int]:
@@ -563,17 +624,17 @@ def _by_aiohttp(url: str, body: bytes, plan: Budget) -> list[int]:
         async with aiohttp.ClientSession(middlewares=[middleware]) as session:
             async with session.post(url, data=body, headers=HEADERS) as response:
                 assert b"abc" in await response.read()
-            first = [window.used for window in (await limiter.peek("k", "1000/day", DAY)).windows]
-            await limiter.reset("k", "1000/day", DAY)
+            first = [window.used for window in (await limiter.peek("k", "1000/day", SLOW)).windows]
+            await limiter.reset("k", "1000/day", SLOW)
             async with session.post(url, data=body, headers=HEADERS) as response:
                 assert b"abc" in b"".join([line async for line in response.content])
-            second = [window.used for window in (await limiter.peek("k", "1000/day", DAY)).windows]
-            await limiter.reset("k", "1000/day", DAY)
+            second = [window.used for window in (await limiter.peek("k", "1000/day", SLOW)).windows]
+            await limiter.reset("k", "1000/day", SLOW)
             # Left without reading: the rest may have arrived.
             async with session.post(url, data=body, headers=HEADERS):
                 pass
             await asyncio.sleep(0.05)
-            third = [window.used for window in (await limiter.peek("k", "1000/day", DAY)).windows]
+            third = [window.used for window in (await limiter.peek("k", "1000/day", SLOW)).windows]
             assert ASKED <= third[1] <= ASKED + 20
         assert first == second
         return first
@@ -698,7 +759,7 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
 
     async def ask(steps: int) -> bool:
         limiter = AsyncLimiter(MemoryStore())
-        plan = Budget(tokens=DAY, requests="1 per 2 seconds burst 1" if wait else "100/hour", key=lambda _: "k")
+        plan = Budget(tokens=SLOW, requests="1 per 2 seconds burst 1" if wait else "100/hour", key=lambda _: "k")
         transport = AsyncRateLimitTransport(budget=plan, limiter=limiter, transport=Answering())
         async with httpx2.AsyncClient(transport=transport) as client:
             if wait:
@@ -711,8 +772,8 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
             await asyncio.wait([task])
             for _ in range(20):
                 await asyncio.sleep(0)
-            used = (await limiter.peek("k", DAY)).windows[0].used
-            held = (await limiter.reserve("k", DAY, cost=0, hold=60)).decision
+            used = (await limiter.peek("k", SLOW)).windows[0].used
+            held = (await limiter.reserve("k", SLOW, cost=0, hold=60)).decision
             assert held.allowed
             # Given back up to a microsecond, or the input as estimated and the output that has arrived.
             assert used <= 1 or ASKED <= used <= ASKED + 10
@@ -733,14 +794,14 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_no_reservation(*, wait: 
 def waiting_in(limiter: Limiter, key: str) -> int:
     """The requests that wait in the line of a key."""
     place = Place(limiter, key, "", (0, 0), 60)
-    carry_out(limiter, place.joining())
-    state: Any = carry_out(limiter, place.leaving(is_taken=False))
+    place.join()
+    state: Any = place.leave(is_taken=False)
     return state.waiting
 
 
 def test_a_request_that_waits_meets_a_pause_and_has_reserved_nothing() -> None:
     limiter = Limiter(MemoryStore())
-    plan = Budget(requests="1 per 2 seconds burst 1", tokens=DAY, key=lambda _: "k")
+    plan = Budget(requests="1 per 2 seconds burst 1", tokens=SLOW, key=lambda _: "k")
     with serving(Provider()) as url, ThreadPoolExecutor(1) as pool:
         client = Client("sync", url, plan, limiter, timeout=5)
         client.chat()
@@ -751,7 +812,7 @@ def test_a_request_that_waits_meets_a_pause_and_has_reserved_nothing() -> None:
             waiting.result()
         assert waiting_in(limiter, "k") == 0
         # Tokens drain meanwhile.
-        assert client.used("k", DAY)[0] <= ASKED + 5
+        assert client.used("k", SLOW)[0] <= ASKED + 5
         client.close()
 
 
@@ -773,7 +834,7 @@ def test_without_its_extra_the_package_says_what_to_install() -> None:
 
 
 def test_budgets_can_be_pickled() -> None:
-    plan = Budget(requests="5/minute", tokens=DAY, pools={"a*": "a"}, limits="told")
+    plan = Budget(requests="5/minute", tokens=SLOW, pools={"a*": "a"}, limits="told")
     transport = RateLimitTransport(budget=pickle.loads(pickle.dumps(plan)), limiter="redis://127.0.0.1:9/0")
     again = pickle.loads(pickle.dumps(transport))
     assert isinstance(again, RateLimitTransport)
@@ -787,21 +848,21 @@ def test_a_process_that_is_killed_leaves_nothing_behind(redis_server: RedisServe
 import os, signal
 from limitgate import Limiter, RedisStore
 from limitgate.llm import Budget
-plan = Budget(tokens="{DAY}", key=lambda _: "k", hold=0.5)
+plan = Budget(tokens="{SLOW}", key=lambda _: "k", hold=0.5)
 plan.reserve(Limiter(RedisStore({redis_server.url!r}), key_prefix={prefix!r}), {{"messages": [], "max_tokens": 700}})
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False, timeout=PATIENCE)
     with contextlib.closing(RedisStore(redis_server.url)) as store:
         limiter = Limiter(store, key_prefix=prefix, timeout=5)
-        plan = Budget(tokens=DAY, key=lambda _: "k", hold=60)
-        first = limiter.peek("k", DAY).windows[0].used
+        plan = Budget(tokens=SLOW, key=lambda _: "k", hold=60)
+        first = limiter.peek("k", SLOW).windows[0].used
         until = time.monotonic() + PATIENCE
-        while limiter.peek("k", DAY).windows[0].used and time.monotonic() < until:
+        while limiter.peek("k", SLOW).windows[0].used and time.monotonic() < until:
             time.sleep(0.05)
             plan.reserve(limiter, {"messages": []}).cancel()
         assert first in (0, 700)
-        assert limiter.peek("k", DAY).windows[0].used == 0
+        assert limiter.peek("k", SLOW).windows[0].used == 0
 
 
 def test_a_store_that_fails_at_the_end_is_logged_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -829,7 +890,7 @@ def test_without_redis_a_budget_is_counted_in_the_process() -> None:
     provider = Provider()
     with serving(provider) as url:
         limiter = Limiter("redis://127.0.0.1:9/0", timeout=0.05)
-        client = Client("sync", url, Budget(requests="2 per 60 seconds", tokens=DAY, key=lambda _: "k"), limiter, timeout=0)
+        client = Client("sync", url, Budget(requests="2 per 60 seconds", tokens=SLOW, key=lambda _: "k"), limiter, timeout=0)
         client.chat()
         client.chat()
         with pytest.raises(openai.RateLimitError):

@@ -75,7 +75,7 @@ def _short(name: str) -> str:
 
 
 def _fields(budget: Budget) -> dict[str, Any]:
-    reserved, waiting, tenants = _under_way(budget)
+    reserved, tenants = _under_way(budget)
     windows = [
         {
             "kind": kind,
@@ -90,7 +90,7 @@ def _fields(budget: Budget) -> dict[str, Any]:
     ]
     return {
         "windows": windows,
-        "waiting": waiting,
+        "waiting": budget.waiting,
         "tenants": dict(tenants),
         "held": budget.held,
         "pause": ban_in_force(budget.decision),
@@ -98,7 +98,7 @@ def _fields(budget: Budget) -> dict[str, Any]:
 
 
 def _print(name: str, budget: Budget) -> None:
-    reserved, waiting, tenants = _under_way(budget)
+    reserved, tenants = _under_way(budget)
     rows = []
     for (kind, limit), window, held, said in zip(budget.limits, budget.decision.windows, reserved, _said(budget)):
         told = _told(budget, said)
@@ -110,7 +110,7 @@ def _print(name: str, budget: Budget) -> None:
     say(f"{_short(name)}:")
     print_table(("Counts", "Limit", "Used", "Reserved", "Remaining", "Full in", "Provider says"), rows)
     who = f", of {listed([f'{tenant} ({many:,})' for tenant, many in tenants.most_common()])}" if tenants else ""
-    say(f"{waiting:,} {'request waits' if waiting == 1 else 'requests wait'}{who}")
+    say(f"{budget.waiting:,} {'request waits' if budget.waiting == 1 else 'requests wait'}{who}")
     if pause := ban_in_force(budget.decision):
         say(f"paused for {seconds(pause)}, as the provider asked or after a ban")
     left = budget.held - sum([row.held for row in budget.live])
@@ -118,13 +118,13 @@ def _print(name: str, budget: Budget) -> None:
         say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may be of processes that have ended")
 
 
-def _under_way(budget: Budget) -> tuple[list[int], int, Counter[str]]:
-    reserved, waiting, tenants = [0] * len(budget.limits), 0, Counter[str]()
+def _under_way(budget: Budget) -> tuple[list[int], Counter[str]]:
+    """Return what is reserved of each limit, and how many requests of each tenant wait."""
+    reserved, tenants = [0] * len(budget.limits), Counter[str]()
     for row in budget.live:
-        waiting += row.waiting
-        tenants.update(row.tenants)
+        tenants.update(row.tenants if budget.waiting else {})
         reserved = [total + more for total, more in zip(reserved, _as_many(row.reserved, len(reserved)))]
-    return reserved, waiting, tenants
+    return reserved, tenants
 
 
 def _as_many(numbers: Iterable[int], many: int) -> list[int]:

@@ -17,7 +17,10 @@ from click.testing import Result
 from limitgate import Limiter, RedisStore
 from limitgate.command.group import limitgate
 from limitgate.httpx2 import RateLimitTransport
+from limitgate.limiter.budget_texts import state_of_budget
+from limitgate.limiter.calls import carry_out
 from limitgate.llm import Budget, Usage
+from limitgate.llm.keeper import keeper_of
 from tests.support.command_line import CliRunner
 from tests.support.doors import PATIENCE, until
 from tests.support.redis_cluster import RedisCluster
@@ -150,12 +153,27 @@ def test_a_budget_that_is_used_up(world: World) -> None:
     stop = threading.Thread(target=lambda: plan.reserve(limiter, body, timeout=100_000).cancel(), daemon=True)
     stop.start()
     until(lambda: world.json("team", status=1)["waiting"] == 1)
-    assert world.json("team", status=1)["tenants"] == {"be…in": 1}
+    until(lambda: world.json("team", status=1)["tenants"] == {"be…in": 1})
     shown = world.run("team")
     assert (shown.exit_code, "1 request waits, of be…in (1)\n" in shown.stdout) == (1, True)
     kept.settle(Usage(0, 0))
     stop.join(PATIENCE)
     assert not stop.is_alive()
+
+
+def test_a_request_that_waits_no_more_is_not_shown_though_its_process_has_reported_it(world: World) -> None:
+    plan, limiter = Budget(tokens="1000/day", key=lambda _: "team", hold=None), world.limiter()
+    body = {"messages": QUESTION, "max_tokens": 2000}
+    kept = plan.reserve(limiter, body)
+    wait = threading.Thread(target=lambda: plan.reserve(limiter, body, timeout=100_000).cancel(), daemon=True)
+    wait.start()
+    until(lambda: [row.waiting for row in carry_out(limiter, state_of_budget(limiter, "team")).live] == [1])
+    keeper_of(limiter).reporting = lambda _: iter(())  # type: ignore[method-assign]  # as if it were killed
+    kept.settle(Usage(0, 0))
+    wait.join(PATIENCE)
+    found = carry_out(limiter, state_of_budget(limiter, "team"))
+    assert (found.in_line, found.waiting) == (0, 0)
+    assert world.json("team")["waiting"] == 0
 
 
 def test_a_pause(world: World) -> None:
