@@ -80,12 +80,24 @@ class Scenario:
         self.ledger.is_calm = not self.faults
         self.keys = [(f"k{n}", rng.randrange(len(LIMITS))) for n in range(rng.choice((1, 2, 4)))]
         self.kinds = ["hit"] * 6 + rng.sample(("peek", "up to", "reserve", "refund", "reset", "ban", "slot", "hit", "crowd"), 4)
+        self._focus(rng.choice(("", "", "", "leases", "refunds")))
         self.pause_s = rng.choice((0.0005, 0.005, 0.05, 0.3, 1.5))
         self.cancels = 0.0
         if "lag" not in self.faults and "failover" in self.faults:
             self.server.lag_us = rng.choice((1_000, 20_000, 200_000))
         for _ in range(self.count):
             self.begin_process()
+
+    def _focus(self, on: str) -> None:
+        """Much of one thing, of which chance alone makes little."""
+        if on == "leases":
+            self.count = max(self.count, 2)
+            self.keys = [("k0", self.rng.randrange(LEASED, len(LIMITS)))]
+            self.kinds = ["hit"] * 8 + ["peek", "crowd"]
+        elif on == "refunds":
+            self.kinds = ["reserve"] * 6 + ["refund", "refund", "hit", "up to"]
+            if not self.is_kind:
+                self.faults = ("cuts", *self.faults)
 
     # --- processes ---
 
@@ -363,7 +375,12 @@ class Scenario:
                 world.run(lambda: bool(world.findings), within=concurrency.HELD_US / SECOND + 12)
             bucket = bucket_of("3 at once")
             for key in self.server.store._shards[0]:
-                if f"{bucket.suffix}:" in key and ":ban:" not in key and (taken := self.server.slots(key, bucket)):
+                if (
+                    f"{bucket.suffix}:" in key
+                    and ":ban:" not in key
+                    and ":probe:" not in key
+                    and (taken := self.server.slots(key, bucket))
+                ):
                     world.found(f"{taken} slots of {key} are held by nobody")
 
     def _drop(self) -> None:
