@@ -91,11 +91,6 @@ def _lease_without_time() -> list[Patch]:
     return [(_Held, "forward", lambda *_: None), (leases, "LONGEST", 60.0)]
 
 
-def _lease_given_back_whole() -> list[Patch]:
-    """All of a lease is given back, and later leases rely on what drains meanwhile."""
-    return [(leases, "LEASE_SPARE_US", 0)]
-
-
 def _wait_rounded_down() -> list[Patch]:
     """``retry_after`` is rounded down to milliseconds."""
     refused = PlanTemplate.refused
@@ -191,7 +186,6 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
     "breaker-stays-open": _breaker_stays_open,
     "charged-partly": _charged_partly,
     "dropped-connection": _dropped_connection,
-    "lease-given-back-whole": _lease_given_back_whole,
     "lease-without-time": _lease_without_time,
     "mixed-answers": _mixed_answers,
     "no-timeout-in-flight": _no_timeout_in_flight,
