@@ -231,7 +231,7 @@ class Scenario:
     async def relieving(  # noqa: PLR0917
         self, process: Process, limiter: AsyncLimiter, kind: str, key: str, cost: int, work
     ) -> None:
-        names = [limiter._name(key), limiter.ban_key(key)]
+        names = [_bucket_of(limiter, key), limiter.ban_key(key)]
         unknown = self.ledger.unknown_reliefs
         for name in names:
             unknown[process.name, name] = unknown.get((process.name, name), 0) + 1
@@ -257,7 +257,7 @@ class Scenario:
         settles = rng.random() < 0.7
         call.final = rng.randrange(cost + 1) if settles else 0
         CALL.set(call)
-        name = process.name, limiter._name(key)
+        name = process.name, _bucket_of(limiter, key)
         unknown = self.ledger.unknown_reliefs
         unknown[name] = unknown.get(name, 0) + 1
         try:
@@ -393,6 +393,10 @@ class Scenario:
         for _, task in self.tasks:
             task._log_destroy_pending = False
         self.tasks.clear()
+
+
+def _bucket_of(limiter: AsyncLimiter, key: str) -> str:
+    return limiter.ban_key(key).partition(":ban:")[0]
 
 
 def _is_refused(call: Call) -> bool:
