@@ -127,7 +127,7 @@ def _mixed_answers() -> list[Patch]:
 
 
 def _charged_partly() -> list[Patch]:
-    """Of the limits of a refused request those with room are charged."""
+    """A refused request is charged to its limits with room."""
     make = MemoryStore._make
 
     def make_all(self: MemoryStore, homes: Any, reading: Any, now: int) -> None:
@@ -163,7 +163,7 @@ def _step_back_pays() -> list[Patch]:
 
 
 def _no_timeout_in_flight() -> list[Patch]:
-    """A call that has been sent waits for its answer for ever."""
+    """A sent call waits for its reply without a timeout."""
     return [(Batch, "overdue", lambda *_: [])]
 
 

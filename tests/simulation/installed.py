@@ -74,7 +74,7 @@ def worlds() -> Iterator[None]:
     try:
         for module, name, value in replaced:
             setattr(module, name, value)
-        # What a killed process leaves behind is collected without a word.
+        # Killed processes leave unfinished coroutines.
         sys.unraisablehook = lambda _: None
         sys.set_asyncgen_hooks(firstiter=None, finalizer=_abandoned.append)
         logging.disable(logging.CRITICAL)
@@ -92,7 +92,7 @@ def worlds() -> Iterator[None]:
 
 
 _abandoned: list = []
-"""Asynchronous generators that nobody finishes any more."""
+"""Unfinished asynchronous generators of ended worlds."""
 
 
 @contextmanager

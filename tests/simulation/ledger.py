@@ -1,4 +1,4 @@
-"""What callers were told, and whether it could be so."""
+"""Records calls, and checks their outcomes against the bounds of docs/guarantees.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALL: ContextVar[Call | None] = ContextVar("CALL", default=None)
 
 
 class Call:
-    """One call of one caller, from its begin to its end."""
+    """A call of the limiter."""
 
     __slots__ = (
         "begun",
@@ -70,10 +70,10 @@ class Ledger:
         self.before: dict[int, Any] = {}
         """What a bucket owed before a reservation, by the reservation's plan."""
         self.bound_s = 0.0
-        """Seconds beyond its timeout after which a call has to have ended."""
+        """Seconds by which a call may exceed its timeout."""
         self.processes = processes
         self.is_calm = True
-        """Nothing is lost, nobody is late."""
+        """True without faults."""
         self.inside: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         """By key of a slot: begin, end, places."""
         self.unknown_reliefs: dict[tuple[str, str], int] = {}
@@ -96,7 +96,7 @@ class Ledger:
         return reading
 
     def _check_answer(self, call: Call, plan, reading) -> None:
-        """A caller is told what the server said of its plan."""
+        """Check that the reading is the server's answer to this plan."""
         executed = [self.executed(each) for each in _tokens(plan)]
         said = [answer for each in executed if each is not None for answer in each.answers]
         if plan.verb == "spend" and (reading.now, reading.admitted) not in [answer[:2] for answer in said]:
@@ -184,7 +184,7 @@ class Ledger:
                 self.world.found(f"{call} at {us / SECOND:.6f} was admitted above the limit: {over}")
 
     def _events(self) -> tuple[list[tuple[int, int, str, Any]], dict[int, int]]:
-        """What raises and lowers debts, in its order; and how often callers were told of a plan that it was admitted."""
+        """Return what raises and lowers debts, in order, and how often each plan was reported as admitted."""
         events: list[tuple[int, int, str, Any]] = []
         told: dict[int, int] = defaultdict(int)
         by_token: dict[int, Call] = {}
@@ -207,11 +207,11 @@ class Ledger:
         return sorted(events, key=lambda each: each[:2]), told
 
     def _believed(self, us: int, why: str, call: Call | None, gone, lent: dict[int, list[int]]) -> list[int]:
-        """How much of what has vanished in a server may have vanished."""
+        """Return the part of a server's loss that is legitimate."""
         if why != "adjust":
             return gone
         if call is None:
-            return [0] * len(gone)  # a lease that is given back
+            return [0] * len(gone)  # a returned lease
         left = lent.get(id(call))
         if left is None:
             left = lent[id(call)] = self._to_give_back(us, call)
@@ -220,7 +220,7 @@ class Ledger:
         return believed
 
     def _to_give_back(self, us: int, call: Call) -> list[int]:
-        """What is left of a charge, of which time has paid a part: everything that is owed before it is paid before it."""
+        """Return the undrained part of a charge. Earlier debt drains first."""
         bucket = next(each.bucket for plan in call.plans for each in plan.charges if each.bucket.algorithm is gcra)
         if call.kind != "reserve":
             return [call.cost * weight for weight in bucket.weights]
@@ -234,7 +234,7 @@ class Ledger:
         return left
 
     def _check_debts(self, truths: dict[str, Truth], told: dict[int, int]) -> None:
-        """What servers keep is what callers were told, and what nobody was told of."""
+        """Compare the servers' debts with the reported and unreported charges."""
         for server in self.servers:
             unheard = self._unheard(server, told)
             for key, truth in truths.items():
@@ -276,7 +276,7 @@ class Ledger:
                     return
 
     def _slots_lost(self, us: int) -> bool:
-        """Whether a server may have forgotten who holds a slot."""
+        """True if a server may have lost slots."""
         return any(
             why in ("restart", "failover", "flush") and at <= us for s in self.servers for at, _, why, *_ in s.vanished
         ) or any(step > 0 and at <= us for at, _, step in self.steps)
@@ -305,7 +305,7 @@ class Truth:
         self.ticks = [owed if owed < 0 else max(0, owed - elapsed * n) for owed, n in zip(self.ticks, self.bucket.counts)]
 
     def step(self, us: int) -> None:
-        """What is leased is used in addition to what a step pays."""
+        """Leases are used in addition to the forgiven debt."""
         if us > 0:
             self.lower([us * count for count in self.bucket.counts])
 

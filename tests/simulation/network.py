@@ -22,7 +22,7 @@ class Network:
         self.cuts = 0.0
         """Chance that a connection breaks when it is written to."""
         self.drops = 0.0
-        """Chance that a connection is forgotten by what is between, so that nothing arrives any more."""
+        """Chance that the network silently drops a connection."""
         self.idle_drop_us = 0
         """Connections that were idle for so long are forgotten."""
         self.pieces = 0.0
@@ -85,7 +85,7 @@ class Link:
         self.is_open = True
         """False once the process has closed it or has heard of its end."""
         self.is_dead = False
-        """Nothing arrives any more, and nobody is told."""
+        """The network silently dropped it."""
         self.protocol = None
         self._there = self._back = self._last_used = self.world.us
         self._waiting: list = []
@@ -139,7 +139,7 @@ class Link:
     def abort(self) -> None:
         if self.is_open:
             self.is_open = False
-            # What is under way may still arrive.
+            # Bytes in flight may still arrive.
             if self.world.rng.random() < 0.5:
                 self.is_dead = True
             self.server.links.discard(self)
@@ -212,7 +212,7 @@ class Link:
             self._send(what) if is_call else self.reply(what)
 
     def cut(self) -> None:
-        """The server's end is gone: the process is told, unless something between them has forgotten the connection."""
+        """Close the server's end. The process receives the end unless the network dropped the connection."""
         self.server.links.discard(self)
         self.network.hurt += 1
         if self.is_dead:

@@ -38,7 +38,7 @@ class Zipf:
 
 
 class Case:
-    """What is simulated."""
+    """Parameters of a simulation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.processes, self.callers, self.rate = options.processes, options.callers, options.rate

@@ -30,7 +30,7 @@ LIMITS: tuple[tuple[Any, ...], ...] = (
 LEASED = 7
 """From here on, limits have leases."""
 BACK_S = 2.5
-"""Seconds after which callers reach a server again that is back, see docs/guarantees.md."""
+"""Seconds until processes use a recovered server, see G57 in docs/guarantees.md."""
 GIVES_BACK = ("reset", "refund", "pardon", "reserve")
 
 
@@ -76,7 +76,7 @@ class Scenario:
         if self.network.delay_us <= 1000 and self.timeout >= 0.1 and rng.random() < 0.05:
             self.faults = ("idle",)
         self.is_kind = self.faults in ((), ("idle",))
-        """Whether nothing goes wrong of which callers may hear."""
+        """True if callers must not see errors."""
         self.ledger.is_calm = not self.faults
         self.keys = [(f"k{n}", rng.randrange(len(LIMITS))) for n in range(rng.choice((1, 2, 4)))]
         self.kinds = ["hit"] * 6 + rng.sample(("peek", "up to", "reserve", "refund", "reset", "ban", "slot", "hit", "crowd"), 4)
@@ -89,7 +89,7 @@ class Scenario:
             self.begin_process()
 
     def _focus(self, on: str) -> None:
-        """Much of one thing, of which chance alone makes little."""
+        """Concentrate a history on one feature."""
         if on == "leases":
             self.count = max(self.count, 2)
             self.keys = [("k0", self.rng.randrange(LEASED, len(LIMITS)))]
@@ -144,7 +144,7 @@ class Scenario:
                 await work
 
     async def alone(self, process: Process, limiter: AsyncLimiter) -> None:
-        """A client whose key nobody else uses waits as long as it is told to, and is admitted."""
+        """Check that a client alone on its key is admitted after ``retry_after``."""
         rng = self.rng
         key = f"alone {process}"
         limits = rng.choice(LIMITS[:LEASED])
@@ -161,7 +161,7 @@ class Scenario:
                 refused = call if _is_refused(call) else None
                 if refused is not None:
                     if rng.random() < 0.3:
-                        # Asked again too early, it is told the rest.
+                        # An early retry gets the rest of the wait.
                         await asyncio.sleep(refused.decision.retry_after * rng.random())
                         continue
                     await asyncio.sleep(refused.decision.retry_after * (1.0005 if "drift" in self.faults else 1) + 1e-6)
@@ -304,7 +304,7 @@ class Scenario:
                 self.ledger.ended(call)
 
     def outlived(self, process: Process, begun: int) -> bool:
-        """Whether a slot may have ended before its holder, who could not renew it in time."""
+        """True if the slot may have expired without a renewal."""
         return self.world.us - begun > 8 * SECOND
 
     # --- what goes wrong ---
@@ -330,7 +330,7 @@ class Scenario:
     def alive(self) -> list[tuple[Process, AsyncLimiter]]:
         return [(process, limiter) for process, limiter in self.limiters if process.alive]
 
-    # --- from begin to end ---
+    # --- run ---
 
     def run(self) -> World:
         world = self.world
@@ -352,7 +352,7 @@ class Scenario:
         world.run(lambda: world.steps >= limit or bool(world.findings), within=300)
         self.is_over = True
         self.heal()
-        # The longest outage, and the time in which a process finds that it is over.
+        # The longest outage and the time to detect its end.
         world.run(lambda: bool(world.findings), within=6 + BACK_S)
         self.is_healed = True
         for number, (process, limiter) in enumerate(self.alive()):

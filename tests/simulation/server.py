@@ -1,4 +1,4 @@
-"""A server: the Python twin of the scripts, with a clock, a replica and faults of its own."""
+"""A simulated Redis server: the Python twin of the scripts, a clock, a replica and faults."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Executed:
 
 
 class Server:
-    """A Redis server. ``sees`` is told of debts that vanish: by resets, refunds, restarts and failovers."""
+    """A Redis server. Records each loss of debt: by resets, refunds, restarts and failovers."""
 
     def __init__(self, world: World, name: str = "Redis") -> None:
         self.world = world
@@ -76,9 +76,9 @@ class Server:
         """When its clock was stepped, a number for the order, and by how much."""
         self.links: set[Any] = set()
         self.relieved: dict[str, tuple[int, str]] = {}
-        """When, and by which process, a bucket was last made emptier than it was."""
+        """Time of the last loss of debt, and its process, by key."""
         self.vanished: list[tuple[int, int, str, Any, str, tuple[int, ...]]] = []
-        """When, a number for the order, why, by which plan, key, and ticks that vanished."""
+        """Losses of debt: time, order, reason, plan, key and ticks."""
         self.calls = 0
         self.lag_us = 0
         """How far a replica is behind; 0 without one."""
@@ -164,7 +164,7 @@ class Server:
         return tuple(store._view(Charge(key, self._known[key], 0, False, None)))
 
     def vanished_since(self, us: int) -> bool:
-        """Whether it has been emptied or has lost writes."""
+        """True if it was emptied or lost writes."""
         return any(at >= us and why not in ("adjust", "reset") for at, _, why, *_ in self.vanished)
 
     def would_admit(self, charges) -> bool:

@@ -31,7 +31,7 @@ FOUND_BY = {
 }
 """The first seed, from 0, that finds a bug. If the scenario changes, ``python -m tests.simulation --bug NAME`` tells it."""
 NEAR = 1000
-"""So many seeds have to find it if the first that did is another one by now, because the engine or the scenario has changed."""
+"""Seeds to try if the engine or the scenario has changed."""
 
 
 def test_histories_find_nothing():

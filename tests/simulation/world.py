@@ -1,8 +1,7 @@
-"""Virtual time for several processes, each with an event loop and a clock of its own, in one thread.
+"""Virtual time for several processes in one thread. Each has an event loop and a clock.
 
-Everything that happens is an entry of one heap, ordered by time and, at the same time, by chance. A process runs its event
-loop's iterations as asyncio does: what arrived from the network and the timers that are due, then every callback that was
-ready. One seed decides all.
+Events are entries of a heap, ordered by time, and at equal times by chance. A process iterates like asyncio: it appends
+received data and due timers to the ready callbacks, and runs them. A seed determines everything.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.us = 0
-        """Microseconds since it all began, by no clock of anybody."""
+        """True microseconds since the start."""
         self.steps = 0
         """Callbacks of event loops that have run."""
         self.running: Process | None = None
@@ -43,7 +42,7 @@ class World:
         self.at(self.us + us, action)
 
     def run(self, until: Callable[[], bool] = lambda: False, *, within: float = math.inf) -> None:
-        """Let things happen until a condition holds, or for so many seconds."""
+        """Run events until a condition holds, or for some seconds."""
         end = self.us + within * SECOND
         heap = self._heap
         while heap and heap[0][0] <= end and not until():
@@ -63,7 +62,7 @@ class World:
         self.note(f"FOUND {what}")
 
     def number(self) -> int:
-        """The next of all numbers, for an order of what happens at one time."""
+        """Return the next number, which orders simultaneous events."""
         return next(self._numbers)
 
     def note(self, what: str) -> None:
@@ -147,14 +146,14 @@ class Loop(asyncio.AbstractEventLoop):
 
 
 class Process:
-    """An operating system's process: an event loop, a clock with an offset and a rate of its own, and what it is told."""
+    """A process: an event loop and a clock with an offset and a rate."""
 
     def __init__(self, world: World, *, ppm: int = 0) -> None:
         self.world = world
         self.name = f"p{len(world.processes) + 1}"
         self.alive = True
         self.stalled_us = 0
-        """For how long it has not run although there was something to do."""
+        """Total time in which it stood still."""
         self.stalls: Callable[[], int] = lambda: 0
         """For how long it stops after an iteration."""
         self.reads_late = 0.0
