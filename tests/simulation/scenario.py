@@ -31,7 +31,8 @@ LEASED = 7
 """From here on, limits have leases."""
 BACK_S = 2.5
 """Seconds until processes use a recovered server, see G57 in docs/guarantees.md."""
-GIVES_BACK = ("reset", "refund", "pardon", "reserve")
+SLOTS_AT = 4
+"""Seeds with this last digit take mostly slots, and cancel calls."""
 
 
 class RecordingStore(SimStore):
@@ -349,6 +350,8 @@ class Scenario:
             world.after(int(self.rng.random() * SECOND), self.trouble)
         if self.rng.random() < 0.25 and not self.is_kind:
             self.cancels = 0.2
+        if self.seed % 10 == SLOTS_AT and not self.is_kind:
+            self.kinds, self.cancels = ["slot"] * 4 + ["hit"], 0.3
         world.run(lambda: world.steps >= limit or bool(world.findings), within=300)
         self.is_over = True
         self.heal()

@@ -25,7 +25,7 @@ FOUND_BY = {
     "refusal-for-other-costs": 0,
     "refusal-without-time": 0,
     "sent-again-and-again": 626,
-    "slot-of-a-cancelled-call": 301,
+    "slot-of-a-cancelled-call": 74,
     "step-back-pays": 278,
     "wait-rounded-down": 0,
 }
