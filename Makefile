@@ -10,12 +10,13 @@
 # make upgrade   the previous release and this code side by side on one Redis
 # make site   the documentation as a website, into build/site      make release   builds and checks a release from a clean tag
 # make bench-count   instructions that a request takes, kept for a test to compare with
+# make simulate   processes, network and Redis on virtual time, by seed (SEEDS=10000)
 
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz redis valgrind promtool proxies chromium clean
+.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz simulate redis valgrind promtool proxies chromium clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -90,6 +91,10 @@ fuzz: .venv/dev redis proxies
 	$(BIN)/python -m tests.attacks.atheris_fuzz --seconds 300
 	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest tests/forward
 	LIMITGATE_TEST_EXAMPLES=100000 $(BIN)/pytest -k "differential or property or fuzz"
+
+SEEDS ?= 10000
+simulate: .venv/dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 redis:
 	@scripts/ensure-redis
