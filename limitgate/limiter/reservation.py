@@ -241,10 +241,7 @@ class AsyncReservation:
         await arun(self._store, self._booked.cancelling())
 
     async def renew(self) -> bool:
-        """Begin the hold again, now.
-
-        Return False if it had ended. Raises `RuntimeError` without a hold, and the errors of `settle`.
-        """
+        """See `Reservation.renew`."""
         return await arun(self._store, self._booked.renewing())
 
     async def __aenter__(self) -> Self:

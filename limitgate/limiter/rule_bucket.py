@@ -133,22 +133,16 @@ class AsyncRuleBucket:
         return await self._run(self._operations.peeking())
 
     async def reset(self, *, reason: str | None = None) -> Decision:
-        """Remove all charges and return the state; a ban remains. ``reason`` is for the audit log."""
+        """See `RuleBucket.reset`."""
         return await self._run(audited(self._operations.resetting(), "reset", self._operations.name, reason))
 
     async def ban(self, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
-        """Refuse all requests for at least ``seconds``, or permanently; usage stays. ``reason`` is for the audit log.
-
-        Leases stay usable for up to a second.
-        """
+        """See `RuleBucket.ban`."""
         flow = self._operations.banning(seconds)
         return await self._run(audited(flow, "ban", self._operations.name, reason, seconds=as_seconds(seconds, "seconds")))
 
     async def pardon(self, *, reason: str | None = None) -> Decision:
-        """Lift the ban, and reset the refusals and bans that count for the rule's ``ban``. ``reason`` is for the audit log.
-
-        Processes may refuse for one more second.
-        """
+        """See `RuleBucket.pardon`."""
         return await self._run(audited(self._operations.pardoning(), "pardon", self._operations.name, reason))
 
 

@@ -445,17 +445,11 @@ class AsyncBudgetReservation:
         return self._spending.decision
 
     async def settle(self, usage: Usage | Mapping[str, Any] | object) -> None:
-        """Replace the estimate by the ``usage`` of a response, or ``Usage(input, output)``, once. Raises `TypeError`.
-
-        Logs errors of the store.
-        """
+        """See `BudgetReservation.settle`."""
         await arun(self._spending.settling(self._spending.expected.bounded(_usage(usage))))
 
     async def renew(self) -> bool:
-        """Hold the reservation for another `hold` from now; return True if it is held.
-
-        It is not if it was settled, if its hold has ended, or if the store fails.
-        """
+        """See `BudgetReservation.renew`."""
         is_held = False
         with suppress(StoreError):
             is_held = await arun(self._spending.renewing())

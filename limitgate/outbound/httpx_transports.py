@@ -134,10 +134,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         self._outbound = _AsyncOutbound(self._library, self._transport)
 
     async def handle_async_request(self, request: Request) -> Response:
-        """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
-
-        Raises `ConfigError` for the other library.
-        """
+        """See `SyncTransport.handle_request`."""
         if mixed := self._mixed(request, self._kind):
             raise mixed
         response: Response = await arun(self._throttle.exchange(self._outbound, request))

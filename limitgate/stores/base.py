@@ -98,10 +98,7 @@ class AsyncStore(Protocol):
     """A store for ASGI and `AsyncLimiter`; works in several event loops of one process."""
 
     def aspend(self, plan: Plan, timeout: float) -> Awaitable[Reading]:
-        """Carry out ``plan`` atomically in one round trip and return the state before it.
-
-        Raises `StoreError` if no valid answer arrives within ``timeout`` seconds.
-        """
+        """See `SyncStore.spend`."""
 
     async def aclose(self) -> None:
         """Close this event loop's connections. You can use the store again."""
