@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,9 @@ DEFAULTS = [inspect.unwrap(limiter.__init__).__kwdefaults__ for limiter in (Limi
 
 application.AT_ONCE = 0.0
 """Gates that tests have dropped are not told of in the midst of others, see test_around.py."""
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A suite that is started in the background ignores Ctrl-C, and so would the processes that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(TESTS / "data")
 """No certificates: nobody's server but our own is asked, and each client of httpx would read those of all authorities."""
