@@ -53,8 +53,7 @@ class RateLimit:
 
     Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
     text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, the others
-    are
-    refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` is stable.
+    are refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` is stable.
 
     Returns the `Decision`, or None if LimitGate is off or the request exempt. Works on WebSocket routes. Raises `ConfigError`
     like `Rule` and without `LimitGate`, and `TypeError` for results without an id.

@@ -44,8 +44,7 @@ class LimitGate(Around):
     connections.
 
     Raises `ConfigError` for invalid options or rules; ``require_store`` raises `StoreError` at start. Starlette and FastAPI
-    create
-    middleware late: an error then fails the lifespan startup, or every request without lifespan events.
+    create middleware late: an error then fails the lifespan startup, or every request without lifespan events.
     """
 
     PUT_AROUND: ClassVar[str] = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"

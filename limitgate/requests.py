@@ -50,8 +50,7 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
     `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
 
     ``adapter`` is the wrapped adapter, whose own retries are invisible here. Those that respect ``Retry-After`` repeat a 429:
-    use
-    ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
+    use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
     """
 
     def __init__(

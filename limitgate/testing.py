@@ -53,8 +53,7 @@ def off() -> AbstractContextManager[None]:
     """Disable all limits in a ``with`` block. Stores are not used.
 
     Requests pass as if exempt: decision None, no rate headers, no gate needed. Limiters admit everything; ``ban`` and
-    ``configure``
-    have no effect. Outbound clients send at once. Running requests keep their decision. May be nested.
+    ``configure`` have no effect. Outbound clients send at once. Running requests keep their decision. May be nested.
     """
     return _Block(_OFF, lambda: None)
 
@@ -63,8 +62,7 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
     """Stop the clock of all stores in a ``with`` block, which receives a `FrozenClock`.
 
     ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. Waiting takes no time: it advances
-    the
-    clock. Redis is not used: its buckets are in memory, empty at first, shared by URL. If nested, the inner clock applies.
+    the clock. Redis is not used: its buckets are in memory, empty at first, shared by URL. If nested, the inner clock applies.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 

@@ -109,9 +109,8 @@ def apply_adjustment(
     """Refund an amount as if it were the last charge, or charge it now if negative.
 
     Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is that of the current warmth, or
-    of
-    the warmth after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off without
-    other requests. A turn before later booked ones isn't refunded.
+    of the warmth after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off
+    without other requests. A turn before later booked ones isn't refunded.
     """
     right = []
     elapsed_us = max(0, elapsed_us)

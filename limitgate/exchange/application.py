@@ -248,8 +248,7 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
 
     ``request`` is an environ, or a request of any framework with an environ. ``rule_names`` selects rules of the caller's tier;
     without names, you get all rules that apply. If a named rule counts by ``path`` and doesn't apply, pass the route template
-    as
-    ``path``, for example ``/items/{id}``. Makes one call to the store.
+    as ``path``, for example ``/items/{id}``. Makes one call to the store.
 
     The result is empty if LimitGate is off, if the request is exempt and you pass no names, or if the headers are too large.
     Raises `StoreError` whatever ``on_error`` is, and `ConfigError` for an unknown rule, a missing ``path``, or outside a

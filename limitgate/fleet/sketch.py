@@ -2,8 +2,7 @@
 
 Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter; others share
 the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises the
-counts
-that matter by n / cells, and not by n / size.
+counts that matter by n / cells, and not by n / size.
 
 The true count of a name with a counter is in ``[hits - error, hits]``, that of any other name is at most `floor`.
 """

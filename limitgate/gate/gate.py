@@ -147,8 +147,7 @@ class Gate:
         """Find the caller, the rules and the keys for a request, without a store call.
 
         With a ``plan``, have the store carry it out and pass the reading to `conclude`. With a ``rest``, run that flow.
-        Otherwise
-        the request is decided. To continue a request, pass its admission and its caller as ``known``.
+        Otherwise the request is decided. To continue a request, pass its admission and its caller as ``known``.
 
         WebSockets and requests with an outer gate never have a plain plan.
         """

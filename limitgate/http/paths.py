@@ -50,9 +50,8 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     """Return the interpretations of a path below ``root``, the cleaned one first.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section
-    5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash is optional: it
-    may be a mount point or part of a URL.
+    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash is
+    optional: it may be a mount point or part of a URL.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)

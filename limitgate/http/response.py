@@ -146,8 +146,7 @@ def quota_exceeded(rules: tuple[str | None, ...], wait: float, name: bytes, *, i
     """The 429 (RFC 6585 section 4) with a problem body (RFC 9457, draft-ietf-httpapi-ratelimit-headers-11).
 
     ``Retry-After`` is ``wait`` in whole seconds, at least 1 (RFC 9110 section 10.2.3); absent if waiting can't help. ``name``
-    is
-    the id.
+    is the id.
     """
     common, before, after = _refusal(rules, None if isinf(wait) else max(1, ceil(wait)), is_permanent_ban)
     status, fields, raw_fields, _, detail, _ = common

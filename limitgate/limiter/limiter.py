@@ -50,8 +50,7 @@ class AsyncLimiter(AsyncCalls):
     ``store`` is a URL or an async store; the limiter closes what it opened. ``timeout`` bounds store calls in seconds, by
     default 0.1; if the store fails, methods raise `StoreError`. ``key_prefix``, by default ``limitgate``, begins every key. The
     store only sees digests of keys, which ``secret``, 16 to 64 bytes, protects. ``ipv6_prefix``, by default 64 bits, groups
-    IPv6
-    clients in `bucket`. ``observers`` receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`.
+    IPv6 clients in `bucket`. ``observers`` receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own

@@ -33,8 +33,7 @@ class Bucket:
     """Limits that are checked together, each with a number that identifies its window.
 
     GCRA limits share a bucket; other limits have their own. The number encodes period, algorithm and position among equal ones,
-    so
-    a changed count or burst keeps usage. Raises `ConfigError` if only some limits have a lease.
+    so a changed count or burst keeps usage. Raises `ConfigError` if only some limits have a lease.
     """
 
     __slots__ = (

@@ -189,14 +189,11 @@ class Decision:
         """Report the real cost of the request, such as the tokens of a language model or the bytes sent.
 
         Buckets are corrected at the end of the response: an overcharge is refunded, an undercharge is owed even beyond the
-        limit.
-        Without ``rule``, this is the cost of all rules whose ``cost`` isn't 1, or else of all rules. For limits with own costs,
-        pass
-        a list. The last call wins. Thread-safe.
+        limit. Without ``rule``, this is the cost of all rules whose ``cost`` isn't 1, or else of all rules. For limits with own
+        costs, pass a list. The last call wins. Thread-safe.
 
         Raises `TypeError` or `ValueError` for an invalid cost, `ValueError` for a rule outside this decision, and
-        `RuntimeError`
-        after the response or from a `Limiter`.
+        `RuntimeError` after the response or from a `Limiter`.
         """
         settlement = self.settlement
         if settlement is None or settlement.is_over:

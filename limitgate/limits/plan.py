@@ -247,8 +247,7 @@ def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """Return the correction to the final costs; it may be empty.
 
     A refund is the difference, less what has drained since. Nothing counts as drained while older charges drained. This is
-    exact
-    to the microsecond without other requests, or while more is owed than has drained. An undercharge is owed from now on:
+    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge is owed from now on:
     concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)

@@ -44,13 +44,11 @@ class Budget(Remade):
     lists. All must have room for a request's estimate, which the reported usage corrects later. A burst caps estimates.
 
     ``key`` returns a request's key, from a client's request, or from the body in `reserve`; None isn't limited. By default
-    host,
-    credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*": "opus"}``.
+    host, credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*": "opus"}``.
     ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input and output tokens.
 
     ``hold``, by default 2 minutes, is when a dead process' reservation is refunded; None: never. With ``limits="told"``, limits
-    in
-    the provider's responses replace those given, in all processes.
+    in the provider's responses replace those given, in all processes.
 
     ``share`` returns a request's tenant, from what ``key`` gets. Waiting tenants of all processes take turns by tokens.
 

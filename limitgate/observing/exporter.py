@@ -33,8 +33,7 @@ class Observer(Protocol):
     """Receives all metrics, once a second while values change: ``LimitGate(app, observers=[MyObserver()])``.
 
     Called from any thread, but never concurrently. ``labels`` are the values of `Instrument.labels`, in their order; clients
-    can't
-    create new ones. Every series starts at 0. Equal observers count as one.
+    can't create new ones. Every series starts at 0. Equal observers count as one.
     """
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:

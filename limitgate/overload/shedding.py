@@ -174,8 +174,7 @@ class WaitingLine(Generic[W]):
     """A queue for permits with CoDel's rule of a standing queue (RFC 8289).
 
     Usually first come, first served. A standing queue only adds latency, so it serves the newest request first, and refuses
-    after
-    a short wait (Facebook, "Fail at Scale").
+    after a short wait (Facebook, "Fail at Scale").
     """
 
     def __init__(self, max_delay: float) -> None:

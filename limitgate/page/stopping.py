@@ -13,8 +13,7 @@ def is_stopping() -> bool:
     """True once uvicorn or gunicorn got a signal to stop.
 
     Servers don't tell applications before responses end. They handle signals by a method, whose object knows. Other servers,
-    and
-    gunicorn's worker on uvloop, wait or time out.
+    and gunicorn's worker on uvloop, wait or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
 

@@ -742,8 +742,7 @@ class RuleSet:
     """Rules by tier, and the callers of these tiers. Raises `ConfigError` if they contradict each other.
 
     Rules without a tier belong to ``default``, which applies to all requests. Another tier extends it, and replaces rules of
-    the
-    same name.
+    the same name.
     """
 
     def __init__(self, rules: Iterable[Rule], callers: Iterable[KnownCaller] = (), tiers: Iterable[str] = ()) -> None:

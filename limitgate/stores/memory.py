@@ -2,8 +2,7 @@
 
 Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired ones, so calls cost the same for any number. A full
 store evicts the sampled bucket with the least debt, as Redis does, but never one that refuses its last cost: new keys then
-share
-an overflow bucket, so a flood can't evict an exhausted one.
+share an overflow bucket, so a flood can't evict an exhausted one.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class MemoryStore(Remade):
     ignored.
 
     If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund waits for its end.
-    Other
-    calls raise `StoreError`, because waiting would deadlock.
+    Other calls raise `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True

@@ -1,8 +1,7 @@
 """Prepared plans for requests that differ only in caller and results of callables.
 
 `RuleMatch` has the rules, `PreparedPlan` binds them to keys, `ConditionalPlans` selects by conditions, `GivenPlans` by limits
-from
-run time.
+from run time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Circuit breaker (Nygard, Release It!): requests fail at once while Redis does not answer.
 
 It opens after `FAILURES` failed calls in a row; then one probe at a time is sent, with growing, randomized pauses. If the
-process
-stands still when a probe is due (serverless functions), the state is outdated and requests are sent. No I/O.
+process stands still when a probe is due (serverless functions), the state is outdated and requests are sent. No I/O.
 """
 
 from __future__ import annotations

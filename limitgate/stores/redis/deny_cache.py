@@ -1,8 +1,7 @@
 """Answers refused callers locally until they may retry.
 
 A request must not fit even by the time since the call was *sent*; the reported wait counts from when the reply was *received*,
-so
-it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets. Known bans hold until they end or a reading
+so it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets. Known bans hold until they end or a reading
 lacks them, even without Redis.
 """
 

@@ -8,8 +8,7 @@ held    with the local requests, charged when they came
 
 Their difference is usable. It shrinks after ``held`` is paid off, so leases never admit more (proof in docs/architecture.md). A
 lease ends after `LONGEST` seconds or when used up; the rest is returned, except what drains in `LONGEST` seconds, on which
-later
-leases rely.
+later leases rely.
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ class Batcher:
     """Sends one event loop's plans to one server.
 
     ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connection attempts outlast requests.
-    Tasks
-    and timers refer to the batcher weakly, so an unused one is freed.
+    Tasks and timers refer to the batcher weakly, so an unused one is freed.
     """
 
     def __init__(

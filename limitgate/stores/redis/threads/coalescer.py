@@ -1,9 +1,8 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
 The first thread is leader and asks at once. Others wait; then the one with the most time left leads the next call. With 32
-threads
-this saves 30 % CPU here and half in Redis. Timeouts count only while the leader listens. If it hangs elsewhere, as in a log
-handler, others wait `HANGS` more seconds.
+threads this saves 30 % CPU here and half in Redis. Timeouts count only while the leader listens. If it hangs elsewhere, as in a
+log handler, others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations

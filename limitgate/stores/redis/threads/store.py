@@ -47,12 +47,10 @@ class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
     ``url``, ``local_refusals`` and a sync ``credentials`` are those of `limitgate.stores.redis.aio.store.AsyncRedisStore`.
-    Raises
-    `ConfigError`.
+    Raises `ConfigError`.
 
     If a signal handler, a finalizer or a log handler uses the store during a call, that raises `StoreError`, because waiting
-    would
-    deadlock; `close` takes effect at the end of the call.
+    would deadlock; `close` takes effect at the end of the call.
     """
 
     measures_silence = takes_plain = True
