@@ -202,6 +202,10 @@ def _listen(port: int) -> socket.socket:
     return viewer
 
 
+def _port_in(log: Path) -> re.Match[str] | None:
+    return re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
+
+
 @pytest.mark.parametrize("extra", [(), ("--workers", "2"), ("--reload",)], ids=["alone", "workers", "reload"])
 def test_viewers_do_not_hold_up_a_server_that_is_to_end(extra: tuple[str, ...], own_redis: RedisServer, tmp_path: Path) -> None:
     """SIGTERM ends uvicorn, also as a supervisor, long before its fifty streams would have ended by themselves."""
@@ -221,7 +225,9 @@ def test_viewers_do_not_hold_up_a_server_that_is_to_end(extra: tuple[str, ...], 
         guard = Guard("limitgate-page-", process.pid)
         try:
             until(lambda: log.read_text().count("Application startup complete") == (2 if "2" in extra else 1), PROCESS_PATIENCE)
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
+            # The line with the port may follow later.
+            until(lambda: _port_in(log) is not None, PROCESS_PATIENCE)
+            found = _port_in(log)
             assert found is not None
             for _ in range(VIEWERS):
                 viewers.enter_context(_listen(int(found[1])))
