@@ -19,10 +19,9 @@ from limitgate.http.request import Request
 from limitgate.messages.text import Names, printable, shortened
 from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
-from limitgate.process.forking import Remade
 from limitgate.rules.files import rules_of
 from limitgate.rules.settings import GateSettings
-from limitgate.stores import MemoryStore, Opener, opened
+from limitgate.stores import MemoryStore, Opener, opened, url_of
 from limitgate.stores.redis.url import shown
 
 Guard = Callable[[Request], Any]
@@ -193,12 +192,7 @@ def _described(store: Any) -> str:
     """Return a store's URL without login."""
     if isinstance(store, MemoryStore):
         return "memory://"
-    if isinstance(store, Remade):
-        arguments, named = store.made_of
-        url = arguments[0] if arguments else named.get("url")
-        if isinstance(url, str):
-            return shown(url)
-    return shown(store)
+    return shown(url_of(store) or store)
 
 
 def _exchange(request: Request) -> Exchange | None:

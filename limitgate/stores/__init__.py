@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 from limitgate.errors import ConfigError
+from limitgate.process.forking import Remade
 from limitgate.stores.base import AsyncStore, SyncStore
 from limitgate.stores.memory import MemoryStore
 from limitgate.stores.redis.url import scheme_of
@@ -28,6 +29,7 @@ __all__ = [
     "open_store",
     "open_sync_store",
     "opened",
+    "url_of",
 ]
 
 S = TypeVar("S")
@@ -52,6 +54,14 @@ def is_redis(store: object) -> TypeGuard[RedisStore]:
 def is_async_redis(store: object) -> TypeGuard[AsyncRedisStore]:
     """True if ``store`` is an `AsyncRedisStore`."""
     return _is(store, "AsyncRedisStore")
+
+
+def url_of(store: object) -> str | None:
+    """Return the URL of a store, with its login; None for a store without one."""
+    if isinstance(store, Remade):
+        arguments, named = store.made_of
+        store = arguments[0] if arguments else named.get("url")
+    return store if isinstance(store, str) else None
 
 
 def _is(store: object, name: str) -> bool:

@@ -23,6 +23,7 @@ from limitgate.limiter.limiter import Limiter
 from limitgate.rules.review import review
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings, warn_about_environment
+from limitgate.stores import url_of
 from limitgate.stores.redis.server_facts import ServerFacts, server_facts
 from limitgate.stores.redis.url import shown
 
@@ -207,13 +208,9 @@ def _servers(settings: Settings, timeout: float, report: _Report) -> list[Server
 
 
 def _where(store: Any) -> tuple[str, Any] | None:
-    if isinstance(store, str):
-        return store, None
-    arguments = getattr(store, "_made_of", None)
-    if arguments is None:
-        return None
-    positional, named = arguments
-    return named.get("url") or positional[0], named.get("credentials")
+    url = url_of(store)
+    credentials = None if isinstance(store, str) or url is None else store.made_of[1].get("credentials")
+    return None if url is None else (url, credentials)
 
 
 def _examine(server: ServerFacts, settings: Settings, report: _Report) -> None:
