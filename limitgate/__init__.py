@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from limitgate.exchange.application import ausage, usage
     from limitgate.http.request import Request
     from limitgate.limiter.limiter import AsyncLimiter, Limiter
-    from limitgate.limiter.stored_limits import Configured
+    from limitgate.limiter.plans import Configured
     from limitgate.limits.decision import Decision, RateLimited, Window
     from limitgate.limits.limit import Limit
     from limitgate.middleware import LimitGate, LimitGateWSGI
@@ -99,7 +99,7 @@ _HOMES = {
     "Ban": "rules.options",
     "Caller": "rules.callers",
     "ConfigError": "errors",
-    "Configured": "limiter.stored_limits",
+    "Configured": "limiter.plans",
     "Decision": "limits.decision",
     "Limit": "limits.limit",
     "LimitGate": "middleware",

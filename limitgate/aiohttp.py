@@ -28,7 +28,7 @@ with extra("aiohttp", "aiohttp", "http_sf"):
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions

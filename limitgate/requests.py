@@ -16,7 +16,7 @@ with extra("requests", "requests", "urllib3", "http_sf"):
     from urllib3.response import HTTPResponse
 
 from limitgate.limiter.limiter import Limiter
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of
 from limitgate.outbound.budgets import Reading, Target

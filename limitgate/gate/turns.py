@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from operator import attrgetter, is_
@@ -19,11 +19,11 @@ from limitgate.errors import ConfigError
 from limitgate.gate.admission import Admission, PermitWait, Receipt, Turn
 from limitgate.gate.flow import arun
 from limitgate.gate.load import Load, end_undecided
+from limitgate.gate.permits import Stay
 from limitgate.gate.refunds import Refunds
 from limitgate.http.response import unavailable
 from limitgate.limits.decision import is_booked
-from limitgate.limits.plan import BucketReading, Plan, wait_us
-from limitgate.limits.returned import Returned
+from limitgate.limits.plan import BucketReading, Plan, Returned, wait_us
 from limitgate.observing.counts import RuleSeries, counted_waiting
 from limitgate.process import waiting
 from limitgate.process.clock import asyncio_loop
@@ -218,10 +218,6 @@ def _kind(turn: Turn) -> tuple[object, ...]:
     """Return a key that is equal for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
-
-
-Stay = Callable[[TurnWaiter], Awaitable[bool]]
-"""Returns False if the client leaves first."""
 
 
 class Turns:

@@ -6,12 +6,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from fractions import Fraction
 from functools import partial, wraps
 from inspect import isasyncgenfunction, isclass, isgeneratorfunction
 from threading import get_ident
 from types import TracebackType
-from typing import Any, NamedTuple, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import NORMAL, RESERVES, Priority, is_priority, share_of
@@ -50,40 +49,34 @@ class AdaptiveOptions(TypedDict, total=False):
     """Share reserved for high priority; twice that for high and normal: ``20%`` or 0.2, up to 49 %. Default: none."""
 
 
-class WorkOptions(NamedTuple):
-    adaptive: Adaptive
-    max_delay: float
-    reserve: Fraction | None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WorkOptions:
-        """Raises one `ConfigError` with all errors."""
-        bounds = {name: value for name, value in given.items() if name in _BOUNDS}
-        known = list(AdaptiveOptions.__annotations__)
-        mistakes = [
-            ConfigError.at((name,), f"unknown option, {expected_of(name, known)}", "adaptive")
-            for name in given
-            if name not in known
-        ]
-        adaptive, max_delay, reserve = Adaptive(), 0.0, None
-        try:
-            adaptive = as_adaptive(bounds) or adaptive
-        except ConfigError as error:
-            mistakes += error.every
-        try:
-            max_delay = seconds_of(given.get("max_delay", 0))
-        except ConfigError:
-            max_delay = MAX_DELAY + 1
-        if max_delay > MAX_DELAY:
-            said = f"expected a duration of at most {MAX_DELAY:g} s, such as 50ms or 0.05, not {given['max_delay']!r:.80}"
-            mistakes.append(ConfigError.at(("max_delay",), said, "adaptive"))
-        try:
-            reserve = None if given.get("reserve") is None else share_of(given["reserve"])
-        except ConfigError as error:
-            mistakes.append(ConfigError.at(("reserve",), error.reason, "adaptive"))
-        if mistakes:
-            raise ConfigError.first_of(mistakes)
-        return cls(adaptive, max_delay, reserve)
+def terms_of(given: Mapping[str, Any]) -> Terms:
+    """Raises one `ConfigError` with all errors."""
+    bounds = {name: value for name, value in given.items() if name in _BOUNDS}
+    known = list(AdaptiveOptions.__annotations__)
+    mistakes = [
+        ConfigError.at((name,), f"unknown option, {expected_of(name, known)}", "adaptive")
+        for name in given
+        if name not in known
+    ]
+    adaptive, max_delay, reserve = Adaptive(), 0.0, None
+    try:
+        adaptive = as_adaptive(bounds) or adaptive
+    except ConfigError as error:
+        mistakes += error.every
+    try:
+        max_delay = seconds_of(given.get("max_delay", 0))
+    except ConfigError:
+        max_delay = MAX_DELAY + 1
+    if max_delay > MAX_DELAY:
+        said = f"expected a duration of at most {MAX_DELAY:g} s, such as 50ms or 0.05, not {given['max_delay']!r:.80}"
+        mistakes.append(ConfigError.at(("max_delay",), said, "adaptive"))
+    try:
+        reserve = None if given.get("reserve") is None else share_of(given["reserve"])
+    except ConfigError as error:
+        mistakes.append(ConfigError.at(("reserve",), error.reason, "adaptive"))
+    if mistakes:
+        raise ConfigError.first_of(mistakes)
+    return Terms(adaptive, max_delay, reserve)
 
 
 _BOUNDS = frozenset(each.name for each in fields(Adaptive))
@@ -105,11 +98,10 @@ class Work(Unpicklable, ConcurrencyLimiter):
 
     made_by = "limiter.adaptive(...)"
 
-    def __init__(self, name: str, options: WorkOptions, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, name: str, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
         self.name = name
-        self.options = options
         self._heartbeats = Heartbeats(clock)
-        super().__init__(Terms(*options), clock)
+        super().__init__(terms, clock)
 
     def reset_after_fork(self) -> None:
         """The parent's blocks end without effect in the child."""
@@ -239,7 +231,7 @@ class _Around:
         return self._work.limit.waiting
 
     def check_options(self, given: Mapping[str, Any]) -> None:
-        if given and WorkOptions.of(given) != self._work.options:
+        if given and terms_of(given) != self._work.terms:
             raise ConfigError(
                 f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
             )
@@ -310,7 +302,7 @@ def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, giv
         raise ConfigError(f"adaptive: {name!r:.80} is no name, expected text that is not empty, such as 'db'")
     found = known.get(name)
     if found is None:
-        found = known.setdefault(name, kind(Work(name, WorkOptions.of(given))))  # Threads may race here.
+        found = known.setdefault(name, kind(Work(name, terms_of(given))))  # Threads may race here.
     found.check_options(given)
     return found
 

@@ -17,7 +17,7 @@ from limitgate.gate.flow import ConfigFlow
 from limitgate.limiter.holding import Hold, state_of as hold_state_of, without_hold
 from limitgate.limiter.lining import waiting_in_line
 from limitgate.limiter.operations import Operations
-from limitgate.limiter.stored_limits import Configuration
+from limitgate.limiter.plans import Configuration
 from limitgate.limits.decision import SECOND, Decision, decide
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import Reading

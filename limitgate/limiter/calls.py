@@ -13,11 +13,10 @@ from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.turns import WaitQueues
-from limitgate.limiter.bookings import Bookings
+from limitgate.limiter.bookings import Bookings, Sleepers
 from limitgate.limiter.operations import ROUNDING, Operations
 from limitgate.limiter.plans import Limits
 from limitgate.limiter.reservation import ChargedOperation
-from limitgate.limiter.sleepers import Sleepers
 from limitgate.limits.bucket import MAX_AHEAD
 from limitgate.limits.decision import SECOND, Decision
 from limitgate.limits.plan import wait_us

@@ -24,11 +24,10 @@ from limitgate.limiter.adaptive import (
 from limitgate.limiter.calls import AsyncCalls, Calls
 from limitgate.limiter.holding import hold_us
 from limitgate.limiter.pace import AsyncPace, Pace, Spacing
-from limitgate.limiter.plans import AnyLimit
+from limitgate.limiter.plans import AnyLimit, Configured
 from limitgate.limiter.reservation import AsyncReservation, Reservation
 from limitgate.limiter.rule_bucket import AsyncRuleBucket, BucketParts, RuleBucket
 from limitgate.limiter.slot import Entry, aslot, at_once, one_process, slot
-from limitgate.limiter.stored_limits import Configured
 from limitgate.limits.decision import Decision, RateLimited, decide
 from limitgate.limits.limit import Duration, Limit, as_seconds
 from limitgate.limits.template import AnyReading, whole_reading

@@ -10,10 +10,23 @@ from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.limiter.bookings import Bookings
 from limitgate.limiter.holding import Hold, without_hold
-from limitgate.limiter.plans import AnyLimit, Limits, Plans, ahead, check_are_no_slots, costed, refunded, without_lease
+from limitgate.limiter.plans import (
+    AnyLimit,
+    Configuration,
+    Configured,
+    Known,
+    Limits,
+    Plans,
+    ahead,
+    check_are_no_slots,
+    costed,
+    decode,
+    encode,
+    refunded,
+    without_lease,
+)
 from limitgate.limiter.reservation import ChargedOperation
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
-from limitgate.limiter.stored_limits import Configuration, Configured, Known, decode, encode
 from limitgate.limits.decision import Decision, decide
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.limits.plan import Plan, Reading, Source, Verb, check_cost

@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.errors import ConfigError
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
 from limitgate.limits.plan import check_cost

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+from uuid import uuid4
 
 from limitgate.algorithms import ban
 from limitgate.algorithms.gcra import MAX_OWED_US
 from limitgate.errors import ConfigError
 from limitgate.keys import Key
-from limitgate.limiter.stored_limits import Configured
-from limitgate.limits.bucket import MAX_AHEAD, Bucket, Remembered, parts_of
+from limitgate.limits.bucket import MAX_AHEAD, Bucket, Remembered, buckets_of, parts_of
 from limitgate.limits.limit import Limit, as_limit, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Verb, check_cost, with_own_costs
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
+from limitgate.process.clock import monotonic
+from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import check_secret
+
+FRESH = 0.5
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Configured:
+    """Limits that `Limiter.configure` stores under a name: ``limiter.hit("user:42", Configured("orders"))``."""
+
+    name: str
+
+
+class Configuration(NamedTuple):
+    limits: tuple[Limit, ...]
+    per_process: bool = False
+    kinds: Sequence[str] = ()
+    """Units of a budget's limits."""
+
 
 AnyLimit = Limit | str | Configured | tuple[Limit | str, int]
 Limits = tuple[AnyLimit, ...]
@@ -205,3 +229,49 @@ def refunded(charge: Charge, cost: int) -> Charge:
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))
+
+
+class Known:
+    def __init__(self) -> None:
+        self._read: dict[str, tuple[Configuration, float]] = {}
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """A forked child gets a new process name."""
+        self.process: str = f"{os.getpid()}:{uuid4().hex}"
+
+    def fresh(self, key: str) -> Configuration | None:
+        """Return a configuration younger than `FRESH` seconds."""
+        configuration, since = self._read.get(key, (None, 0.0))
+        return configuration if monotonic() - since < FRESH else None
+
+    def stale(self, key: str) -> Configuration | None:
+        return self._read[key][0] if key in self._read else None
+
+    def note(self, key: str, configuration: Configuration | None) -> None:
+        if switch.null_store is not None:
+            return
+        if configuration is None:
+            self._read.pop(key, None)
+        else:
+            self._read[key] = configuration, monotonic()
+
+
+def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
+    """Raises `ConfigError` for an invalid limit, or one of slots."""
+    if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
+        raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
+    text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}
+    return json.dumps({**text, "kinds": kinds} if kinds else text, separators=(",", ":"))
+
+
+def decode(text: str) -> Configuration | None:
+    """None for invalid text."""
+    try:
+        read = json.loads(text)
+        limits = tuple([as_limit(limit) for limit in read["limits"]])
+        buckets_of(limits)
+        return Configuration(limits, bool(read["per_process"]), read.get("kinds", ())) if limits else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None

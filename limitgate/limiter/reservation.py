@@ -13,12 +13,10 @@ from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import Flow, arun, run
 from limitgate.gate.planning.prepared import NO_CHARGES
 from limitgate.gate.turns import TurnWaiter, book, lowered
-from limitgate.limiter.bookings import Bookings
+from limitgate.limiter.bookings import Bookings, Sleeper
 from limitgate.limiter.holding import Hold, NotHeldError, is_full, state_of
-from limitgate.limiter.sleepers import Sleeper
 from limitgate.limits.decision import SECOND, Decision, is_booked
-from limitgate.limits.plan import Plan, Reading, check_cost, full_refund, owed, refund
-from limitgate.limits.returned import Returned, returned
+from limitgate.limits.plan import Plan, Reading, Returned, check_cost, full_refund, owed, refund, returned
 from limitgate.process import waiting
 from limitgate.stores import AsyncStore, SyncStore
 

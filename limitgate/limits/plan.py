@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import urandom
 from typing import Any, Literal, NamedTuple
 
-from limitgate.algorithms import ban
+from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Amount, State
 from limitgate.errors import ConfigError
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, banned
@@ -311,3 +311,38 @@ def own_cost(value: Any) -> tuple[Any, Any]:
         case {"limit": _, "cost": cost}:
             return {name: option for name, option in value.items() if name != "cost"}, cost
     return value, NO_COST
+
+
+class Returned(NamedTuple):
+    key: str
+    charged_at: int
+    """Unix µs of the store at the charge."""
+    windows: Mapping[int, tuple[int, int]]
+    """By window: debt before the charge, and returned ticks."""
+
+    def lowered(self, charge: Charge, now: int, debts: Sequence[int]) -> Sequence[int]:
+        """Debts before another charge at ``now``, as if the refunded one had not been made."""
+        if charge.key != self.key or charge.bucket.algorithm is not gcra:
+            return debts
+        lowered = list(debts)
+        for place, window in enumerate(charge.bucket.ids):
+            before, ticks = self.windows.get(window, (0, 0))
+            if (now, debts[place]) > (self.charged_at, before):
+                lowered[place] = max(0, debts[place] - ticks)
+        return debts if lowered == debts else lowered
+
+
+def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
+    """Return what a correction has returned. GCRA only: its refund moves every later turn up."""
+    given = []
+    made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
+    for charge, (_, debts, _) in zip(correction.charges, after.buckets):
+        known = made.get((charge.key, charge.bucket.ids))
+        if known is None or charge.adjustment is None or charge.bucket.algorithm is not gcra:
+            continue
+        ticks = gcra.refunded(
+            debts, charge.adjustment.back, after.now - charge.adjustment.as_of, charge.adjustment.grace, charge.bucket
+        )
+        if any(ticks):
+            given.append(Returned(charge.key, known[0], dict(zip(charge.bucket.ids, zip(known[1], ticks)))))
+    return given

@@ -173,14 +173,8 @@ class PlanTemplate:
         return plan
 
     def reading(self, keys: Sequence[str], now: int, states: Sequence[State], admitted: bool) -> PlainSpend:  # noqa: FBT001
-        reading = PlainSpend()
-        reading.template = self
-        reading.keys = keys
-        reading.now = now
-        reading.states = states
-        reading.admitted = admitted
-        reading.waited = 0.0
-        reading.source = "store"
+        reading = self.asked(keys)
+        reading.now, reading.states, reading.admitted = now, states, admitted
         return reading
 
     def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:

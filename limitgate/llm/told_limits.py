@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from limitgate.limiter.budget_texts import stated_limits, stating_limits
 from limitgate.limiter.calls import carry_out
-from limitgate.limiter.stored_limits import Configuration
+from limitgate.limiter.plans import Configuration
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, Window, limit_of
 from limitgate.llm.windows import KINDS, Windows

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, Un
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.outbound import throttle
@@ -43,16 +43,11 @@ _PIECE = 64
 """Bytes decoded together."""
 
 
-class URL(Protocol):
-    @property
-    def netloc(self) -> bytes: ...
-
-
 class AnyRequest(Protocol):
     method: str
 
     @property
-    def url(self) -> URL: ...
+    def url(self) -> Any: ...
 
     @property
     def headers(self) -> Iterable[str]: ...
@@ -65,7 +60,7 @@ Inner = TypeVar("Inner")
 
 def host(request: AnyRequest) -> str:
     """The default key: the host of a request, with a non-default port."""
-    name = request.url.netloc.decode("ascii").lower()
+    name: str = request.url.netloc.decode("ascii").lower()
     # A trailing dot doesn't change the host.
     return name.replace(".:", ":").removesuffix(".")
 
@@ -367,7 +362,7 @@ class _AsyncOutbound(_Outbound, throttle.AsyncTransport):
             reading.feed(_content(response))
             await afinish(reading.over())
         else:
-            response.stream = _along(self._library.AsyncByteStream, _AsyncAlong)(response.stream, reading)
+            response.stream = _along(self._library.AsyncByteStream)(response.stream, reading)
         return response
 
 
@@ -398,7 +393,7 @@ class _SyncOutbound(_Outbound, throttle.SyncTransport):
             reading.feed(_content(response))
             run(reading.over())
         else:
-            response.stream = _along(self._library.SyncByteStream, _SyncAlong)(response.stream, reading)
+            response.stream = _along(self._library.SyncByteStream)(response.stream, reading)
         return response
 
 
@@ -408,29 +403,24 @@ def _content(response: Any) -> bytes:
 
 
 class _Along:
+    """For both kinds of stream."""
+
     def __init__(self, stream: Any, reading: Reading) -> None:
         self._stream = stream
         self._reading = reading
 
-
-class _AsyncAlong(_Along):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._stream:
             self._reading.feed(chunk)
             yield chunk
-        await self._end()
+        await afinish(self._reading.over())
 
     async def aclose(self) -> None:
         try:
             await self._stream.aclose()
         finally:
-            await self._end()
+            await afinish(self._reading.over())
 
-    async def _end(self) -> None:
-        await afinish(self._reading.over())
-
-
-class _SyncAlong(_Along):
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._stream:
             self._reading.feed(chunk)
@@ -445,8 +435,8 @@ class _SyncAlong(_Along):
 
 
 @cache
-def _along(stream: type, along: type[_Along]) -> Any:
-    return type(along.__name__, (along, stream), {})
+def _along(stream: type) -> Any:
+    return type(_Along.__name__, (_Along, stream), {})
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.flow import adrive, drive
 from limitgate.limiter.calls import LOOK_AGAIN
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer

@@ -10,7 +10,7 @@ from contextlib import suppress
 from contextvars import Context
 from functools import partial
 from threading import Event, Lock
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 from limitgate.limits.bucket import Priority
@@ -19,14 +19,6 @@ from limitgate.overload.options import Terms
 from limitgate.process.clock import call_later, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.process.waiting import SHORTEST
-
-
-class PermitWaiter(Protocol):
-    def wake(self) -> bool:
-        """False if it can't be woken. Thread-safe."""
-
-    def look_in(self, seconds: float, look: Callable[[], None]) -> None:
-        """Call ``look`` later. Thread-safe."""
 
 
 class WaitingThread:
@@ -66,6 +58,10 @@ class WaitingTask:
     def _set(self) -> None:
         if not self.woken.done():
             self.woken.set_result(None)
+
+
+PermitWaiter = WaitingThread | WaitingTask
+"""Its methods are thread-safe."""
 
 
 class ConcurrencyLimiter:

@@ -21,7 +21,7 @@ from limitgate.http.client_ip import REMEMBERED, SHORT, TrustedProxies, grouped
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.httpx import RateLimitTransport
 from limitgate.keys import Key
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.outbound import throttle
 from tests.support.doors import SITES, ASGISite, Site, http_scope, wsgi_environ
 

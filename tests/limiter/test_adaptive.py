@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from limitgate import AsyncLimiter, ConfigError, Decision, Limiter, MemoryStore, RateLimited, Window, testing
-from limitgate.limiter.adaptive import AdaptiveWork, AsyncAdaptiveWork, Work, WorkOptions, adaptive_work
+from limitgate.limiter.adaptive import AdaptiveWork, AsyncAdaptiveWork, Work, adaptive_work, terms_of
 from limitgate.overload.adaptive_limit import AdaptiveLimit
 from tests.support.doors import PATIENCE
 from tests.support.virtual import World
@@ -44,7 +44,7 @@ def sync_work(**options: Any) -> AdaptiveWork:
 
 def work_of(world: World, **options: Any) -> AsyncAdaptiveWork:
     """Work by the clock of a world."""
-    return AsyncAdaptiveWork(Work("db", WorkOptions.of(options), world.monotonic))
+    return AsyncAdaptiveWork(Work("db", terms_of(options), world.monotonic))
 
 
 def test_whoever_finds_no_room_is_refused_with_the_limit_in_force() -> None:
@@ -100,7 +100,7 @@ def test_one_name_is_one_object(kind: Any) -> None:
 def test_threads_that_make_it_at_once_have_the_same() -> None:
     """Another thread makes it just when this one has found that there is none."""
     known: dict[str, AdaptiveWork] = {}
-    theirs = AdaptiveWork(Work("db", WorkOptions.of({})))
+    theirs = AdaptiveWork(Work("db", terms_of({})))
 
     def make_later(work: Work) -> AdaptiveWork:
         known["db"] = theirs

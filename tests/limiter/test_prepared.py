@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import AsyncLimiter, Decision, Limit, Limiter, LimitGateError, MemoryStore, RedisStore
-from limitgate.limiter.stored_limits import Configured
+from limitgate.limiter.plans import Configured
 from limitgate.limits.plan import Reading
 from limitgate.limits.template import PlainSpend
 from tests.gate.test_prepared import Counted, General, kept

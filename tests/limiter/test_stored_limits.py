@@ -26,7 +26,7 @@ from limitgate import (
     RedisStore,
     StoreError,
 )
-from limitgate.limiter.stored_limits import FRESH, decode, encode
+from limitgate.limiter.plans import FRESH, decode, encode
 from limitgate.stores.base import AsyncStore, ConfigRequest, SyncStore
 from tests.support.clock import Clock
 from tests.support.doors import MOMENT, PATIENCE, PROCESS_PATIENCE

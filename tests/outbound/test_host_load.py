@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from limitgate import Adaptive, testing
-from limitgate.outbound.host_load import MOST_HOSTS, HostLoad, HostLoads, Place, Refusal, outcome_of
-from limitgate.overload.adaptive_throttle import MOST
+from limitgate.outbound.host_load import MOST, MOST_HOSTS, HostLoad, HostLoads, Place, Refusal, outcome_of
 from tests.support.virtual import World
 
 TWO = Adaptive(min=1, max=2)

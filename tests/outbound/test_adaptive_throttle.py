@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate.overload.adaptive_throttle import LEAST, MOST, WINDOW_S, AdaptiveThrottle
+from limitgate.outbound.host_load import LEAST, MOST, WINDOW_S, AdaptiveThrottle
 
 OFFERED = 100.0
 """Requests per second."""
