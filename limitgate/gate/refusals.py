@@ -22,14 +22,14 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.flow import ConfigFlow, arun, run
 from limitgate.gate.permits import Permits
 from limitgate.gate.planning.compiled_rule import CompiledRule
-from limitgate.http.provider_refusal import as_provider, provider_styles
 from limitgate.http.rate_fields import Style
-from limitgate.http.response import Refusal, RefusalKey, quota_exceeded
+from limitgate.http.response import Refusal, RefusalKey, as_provider, provider_styles, quota_exceeded
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.messages.text import Names
 from limitgate.observing.logs import Episodes, log
 from limitgate.process import switch
+from limitgate.process.background import daemon
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import get_ready_for_forks
 from limitgate.stores import MemoryStore
@@ -119,12 +119,8 @@ class Refusals:
                 self._under_way = loop.create_task(arun(self._store, self._agree(closings)), context=Context())
                 return
         if isinstance(self._store, SyncConfigStore):
-            thread = threading.Thread(
-                target=Context().run, args=[self._agree_here, self._store, closings], name="limitgate-refusals", daemon=True
-            )
             with suppress(RuntimeError):
-                thread.start()
-                self._under_way = thread
+                self._under_way = daemon("refusals", self._agree_here, self._store, closings)
 
     def before_fork(self) -> None:
         """The child must not inherit locked locks."""

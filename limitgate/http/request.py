@@ -12,8 +12,7 @@ from typing import Any, NoReturn, Self, overload
 from urllib.parse import unquote
 
 from limitgate.errors import BodyError, ConfigError, HeadersTooLargeError
-from limitgate.http.body import UNREAD, declared_length, parsed, text_at, too_large
-from limitgate.http.input import read_input
+from limitgate.http.body import UNREAD, declared_length, parsed, read_input, text_at, too_large
 from limitgate.http.paths import first_interpretation
 from limitgate.limits.decision import FinalCosts
 from limitgate.messages.text import lacking

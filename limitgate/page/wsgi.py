@@ -8,7 +8,7 @@ from typing import Any
 
 from limitgate.errors import BodyError, called_as
 from limitgate.gate.flow import run
-from limitgate.http.input import read_input
+from limitgate.http.body import read_input
 from limitgate.http.request import WSGIRequest
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS

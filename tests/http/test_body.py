@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from limitgate.errors import BodyError, ConfigError
-from limitgate.http import input as wsgi_input
-from limitgate.http.body import DEEPEST, LONGEST_POINTER, declared_length, parsed, pointer, text_at
-from limitgate.http.input import ReplayedInput, read_input
+from limitgate.http import body as reading
+from limitgate.http.body import DEEPEST, LONGEST_POINTER, ReplayedInput, declared_length, parsed, pointer, read_input, text_at
 from tests.support.effort import EXAMPLES
 
 
@@ -265,7 +264,7 @@ def test_a_client_that_leaves(stream: Any) -> None:
 def test_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is checked between two reads, and what was read is given back."""
     now = iter(range(0, 1000, 6))
-    monkeypatch.setattr(wsgi_input, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(reading, "monotonic", lambda: float(next(now)))
     data = b"x" * 60_000
     environ = environ_of(data)
     with pytest.raises(BodyError) as raised:
