@@ -11,7 +11,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -27,6 +26,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.messages.text import Names
+from limitgate.process.background import daemon
 from limitgate.process.clock import begin
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.options import Ban as BanTerms
@@ -205,11 +205,9 @@ class BanNotes:
                 self._job = begin(self._awriting())
                 return
         if isinstance(self._store, SyncConfigStore):
-            thread = threading.Thread(target=Context().run, args=[self._writing], name="limitgate-bans", daemon=True)
             # The next ban tries again.
             with suppress(RuntimeError):
-                thread.start()
-                self._job = thread
+                self._job = daemon("bans", self._writing)
 
     def _writing(self) -> None:
         while self._has_more():

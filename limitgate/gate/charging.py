@@ -14,7 +14,6 @@ from limitgate.gate.admission import Admission, Receipt, Turn, Verdict
 from limitgate.gate.bans import Bans
 from limitgate.gate.flow import Flow
 from limitgate.gate.load import end_undecided
-from limitgate.gate.metering import meter_response
 from limitgate.gate.outage import Outages
 from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.gate.planning.prepared import RequestPlan
@@ -24,6 +23,7 @@ from limitgate.gate.turns import book
 from limitgate.http.response import Refusal, body_unread, forbidden, headers_too_large, unavailable
 from limitgate.limits.decision import Decision, FinalCosts, decide, denied, joined, under_bans
 from limitgate.limits.plan import Plan, Reading
+from limitgate.llm.metering import ResponseMeter
 from limitgate.observing.counts import REFUSED, SHADOW_REFUSED, count_decision
 from limitgate.rules.options import OnError
 
@@ -43,6 +43,16 @@ class Charging:
         self.outages: Outages = Outages(store, on_error, processes, timeout=timeout, at_recovery=refusals.agree_soon)
         self.outages.at_first_answer.append(refusals.agree_at_first)
         self.refunds: Refunds = Refunds(store, self.outages, timeout)
+
+    def charge(
+        self, admission: Admission, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None
+    ) -> Flow[Turn | None]:
+        """Return the turn to wait for."""
+        verdict = yield from self.decide(request_plan, plan, settlement)
+        turn = self.apply(admission, request_plan, verdict)
+        if not verdict.decision.allowed and request_plan.bans:
+            yield from self.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
+        return turn
 
     def charge_by_reading(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, reading: Reading
@@ -205,3 +215,16 @@ def _refuse_without_bucket(admission: Admission, refusal: Refusal, rule: str | N
         admission.decision, admission.fields = replace(decision, allowed=True, retry_after=0.0, shadow=True), []
     elif admission.decision.allowed:
         admission.decision = replace(admission.decision, shadow=True)
+
+
+def meter_response(admission: Admission, compiled_rules: Sequence[CompiledRule]) -> None:
+    """Have the response read along if one of these rules has charged tokens."""
+    rules = list({id(each.rule): each.rule for each in compiled_rules if each.rule.token_kinds}.values())
+    if not rules or admission.meter is not None:
+        return
+    request = admission.request
+    expected = rules[0].estimates.of(request)
+    # Without a body, such as a list of models, nothing is asked of a model.
+    if any(expected):
+        answers = [rule.estimates.answers(request) for rule in rules]
+        admission.meter = ResponseMeter(expected, answers, admission.settlement.note_usage)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
@@ -15,13 +16,14 @@ from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
-from limitgate.gate.planning.active_rules import ActiveRules, ReloadStats
+from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
 from limitgate.gate.turns import Turns
 from limitgate.http.request import BodyWanted, Request, Wanted
 from limitgate.limits.decision import Decision, deferred, set_in_force
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
+from limitgate.observing.counts import ReloadStats
 from limitgate.process import switch
 from limitgate.process.background import Poller
 from limitgate.rules.callers import Caller
@@ -176,7 +178,9 @@ class Gate:
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
-            found = planner.prepared(request, identified, (self.load, admission, outer) if planner.adapts else None)
+            found = planner.prepared(
+                request, identified, partial(self.load.enter, admission, outer) if planner.adapts else None
+            )
             if found is None:
                 self._put_off(admission, outer, identified)
                 return admission
@@ -300,10 +304,7 @@ class Gate:
     def _charge(self, admission: Admission, prepared: PreparedPlan, keys: Sequence[str]) -> Flow[None]:
         request_plan = prepared.bound(keys, admission.request.caller)
         if request_plan.plan is not None:
-            verdict = yield from self.charging.decide(request_plan, request_plan.plan, admission.settlement)
-            admission.turn = self.charging.apply(admission, request_plan, verdict)
-            if not verdict.decision.allowed and verdict.now is not None and request_plan.bans:
-                yield from self.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
+            admission.turn = yield from self.charging.charge(admission, request_plan, request_plan.plan, admission.settlement)
         if prepared.denying is not None:
             deny(admission, prepared.denying)
         admission.is_plain = admission.needs_only_fields

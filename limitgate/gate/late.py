@@ -44,11 +44,7 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
         return None
     if request_plan.plan is None or admission.refusal is not None:
         return None
-    verdict = yield from gate.charging.decide(request_plan, request_plan.plan)
-    turn = gate.charging.apply(admission, request_plan, verdict)
-    if not verdict.decision.allowed and request_plan.bans:
-        yield from gate.charging.count_refusal(admission, verdict.decision, request_plan.compiled_rules)
-    return turn
+    return (yield from gate.charging.charge(admission, request_plan, request_plan.plan))
 
 
 def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | None) -> Flow[tuple[Window, ...]]:

@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from contextvars import Context
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from limitgate.internal_errors import internal_error, logged_errors
 from limitgate.limits.plan import Charge, Plan, Reading
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
+from limitgate.process.background import daemon
 from limitgate.process.clock import Timer, begin, call_later, monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.base import calls_of
@@ -216,7 +216,7 @@ class _ThreadRenewer(_Renewer):
             # Set first: a finalizer may call this meanwhile.
             self._runs = True
             try:
-                threading.Thread(target=Context().run, args=[self._run], name="limitgate-slots", daemon=True).start()
+                daemon("slots", self._run)
             # The next slot tries again.
             except RuntimeError:
                 self._runs, self.due_at = False, None

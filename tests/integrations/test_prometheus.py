@@ -20,6 +20,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import Limiter, LimitGateWSGI, MemoryStore, Rule, RuleSet, prometheus
+from limitgate.observing.counts import count_series
 from limitgate.observing.instruments import (
     INSTRUMENTS,
     RULE_DECISIONS,
@@ -28,7 +29,6 @@ from limitgate.observing.instruments import (
     RULE_UTILIZATION,
     RULE_WAITING,
 )
-from limitgate.observing.series import series
 from limitgate.prometheus import PrometheusObserver
 from tests.support.clock import Clock
 from tests.support.doors import wsgi_reply
@@ -104,7 +104,7 @@ def test_the_number_of_series_is_known_beforehand() -> None:
     samples = [one for family in text_string_to_metric_families(generate_latest(registry).decode()) for one in family.samples]
     found = [one for one in samples if one.labels.get("rule") and not one.name.endswith("_created")]
     assert {one.name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for one in found} == of_rules
-    assert series(RuleSet(RULES)) == len(found)
+    assert count_series(RuleSet(RULES)) == len(found)
 
 
 def test_every_figure_has_its_name() -> None:

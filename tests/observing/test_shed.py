@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
-from limitgate.observing.counts import ShedSeries
-from limitgate.observing.series import series
+from limitgate.observing.counts import ShedSeries, count_series
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
 from limitgate.overload.lag import heartbeats
@@ -47,7 +46,7 @@ def test_all_series_of_a_rule_are_there_from_the_start() -> None:
     assert recorder.of("rule.adaptive_base") == recorder.of("rule.in_flight") == recorder.of("rule.waiting") == {ALL: 0}
     assert recorder.of("rule.shed") == NONE
     of_rule = [place for place in recorder.told if place[1][:2] == ALL]
-    assert series(RuleSet(rules)) == len(of_rule) + 10  # a histogram of 9 buckets has a sum and a count besides
+    assert count_series(RuleSet(rules)) == len(of_rule) + 10  # a histogram of 9 buckets has a sum and a count besides
 
 
 def test_requests_are_counted_by_what_an_adaptive_limit_says_of_them() -> None:

@@ -11,7 +11,7 @@ import click
 from limitgate.command.applications import is_in_python, rules_named
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field, spelled
-from limitgate.observing.series import series
+from limitgate.observing.counts import count_series
 from limitgate.rules.document import Document
 from limitgate.rules.files import read_rule_files
 from limitgate.rules.review import Oddity, review
@@ -101,7 +101,7 @@ def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | Non
         from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
 
         odd += [_located(*failure, "error") for failure in failures(read)]
-    return _in_order(odd), series(read.rules)
+    return _in_order(odd), count_series(read.rules)
 
 
 def _look_at_python(name: str, *, identifies: bool) -> tuple[list[_Finding], int | None]:
@@ -112,7 +112,7 @@ def _look_at_python(name: str, *, identifies: bool) -> tuple[list[_Finding], int
         found = zip(_found(error), places)
         return [each if each.file else each._replace(file=name, field=place) for each, place in found], None
     oddities = review(rules, rules.listed_callers, identifies=identifies)
-    return [_Finding(name, None, _place(each), "warning", each.message) for each in oddities], series(rules)
+    return [_Finding(name, None, _place(each), "warning", each.message) for each in oddities], count_series(rules)
 
 
 def _place(oddity: Oddity) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from limitgate.gate.flow import measures_silence
-from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
+from limitgate.gate.planning.compiled_rule import AdaptiveLimits
 from limitgate.gate.planning.identity import Identities
 from limitgate.gate.planning.planner import Planner
 from limitgate.http.body import BODY_LIMIT
@@ -16,30 +15,12 @@ from limitgate.http.rate_fields import Fields, Style, names_of, rate_fields
 from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
 from limitgate.observing.counts import Counts
-from limitgate.observing.exporter import exporter
 from limitgate.process.clock import monotonic
 from limitgate.routes import Routes, check_of
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 from limitgate.stores.memory import system_clock
-
-
-class ReloadStats:
-    def __init__(self) -> None:
-        self.ok: int = 1
-        self.rejected: int = 0
-        self.was_ok: bool = True
-        self.error: str | None = None
-        """Of the last load."""
-        self.at: float = time.time()
-        """Unix seconds."""
-
-    def note(self, *, is_ok: bool, error: str | None = None) -> None:
-        self.ok += is_ok
-        self.rejected += not is_ok
-        self.was_ok, self.error, self.at = is_ok, error, time.time()
-        exporter.wake()
 
 
 class ActiveRules:

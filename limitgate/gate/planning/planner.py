@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from limitgate.errors import ConfigError
-from limitgate.gate.planning.adaptive_limits import AdaptiveLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.compiled_rule import AdaptiveLimits, CompiledRule
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.prepared import (
     EXEMPT,
@@ -69,19 +68,12 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
-class Entrance(Protocol):
-    def enter(self, admission: Any, outer: Any, plan: PreparedPlan | GivenPlans, caller: Caller | None, /) -> bool:
-        """False if refused or to wait."""
+Entering = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
+"""Takes permits. False if refused or to wait."""
 
 
-class _Open:
-    def enter(self, *_: object) -> bool:
-        return True
-
-
-Entering = tuple[Entrance, Any, Any]
-"""The adaptive limits, the admission, and the next outer gate's."""
-NO_PLACES: Entering = _Open(), None, None
+def enter_freely(*_: object) -> bool:
+    return True
 
 
 class Planner:
@@ -150,7 +142,7 @@ class Planner:
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
         """None if limits have to be awaited. Errors of callables propagate."""
-        found = self.prepared(request, identified, NO_PLACES)
+        found = self.prepared(request, identified, enter_freely)
         return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
@@ -185,8 +177,7 @@ class Planner:
                 # This is the first decorator with an adaptive limit.
                 if entering is None:
                     return None
-                entrance, admission, outer = entering
-                if not entrance.enter(admission, outer, prepared, caller):
+                if not entering(prepared, caller):
                     return None
             if own or not prepared.is_ready:
                 limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared

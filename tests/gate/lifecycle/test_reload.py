@@ -43,9 +43,9 @@ from limitgate.gate.flow import arun
 from limitgate.gate.gate import Gate
 from limitgate.gate.late import usage
 from limitgate.gate.lifecycle import build, reload
+from limitgate.gate.lifecycle.reload import WatchedRules
 from limitgate.http.request import ASGIRequest, WSGIRequest
 from limitgate.process.background import Poller
-from limitgate.rules.watch import WatchedRules
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS
 from tests.support.doors import (

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate import ConfigError, load_rules
-from limitgate.rules import watch
-from limitgate.rules.watch import SETTLED, Reading, WatchedFiles, WatchedRules
+from limitgate.gate.lifecycle import reload
+from limitgate.gate.lifecycle.reload import SETTLED, Reading, WatchedFiles, WatchedRules
 
 OLD, NEW, NEWER = (f"rules:\n- {{name: api, qps: {count}}}\n" for count in (5, 6, 7))
 VIP = "tier: vip\nrules:\n- {name: api, qps: 50}\n"
@@ -330,7 +330,7 @@ def test_a_change_within_a_tick_of_the_clock_is_seen(folder: Path, monkeypatch: 
     """On file systems whose clock is coarse, nothing but the content tells it from the change before."""
     clock = Clock()
     files = WatchedRules(folder, load_rules(folder).files_digest, clock)
-    monkeypatch.setattr(watch, "_stamp", str)
+    monkeypatch.setattr(reload, "_stamp", str)
     assert [files.has_changed() for _ in range(2)] == [False, False]
     clock.now += SETTLED
     in_place(folder)
@@ -344,8 +344,8 @@ def test_files_that_have_settled_are_not_read(folder: Path, monkeypatch: pytest.
     assert [files.has_changed() for _ in range(2)] == [False, False]
     clock.now += SETTLED + 1
     reads: list[Path] = []
-    read = watch.read_bytes
-    monkeypatch.setattr(watch, "read_bytes", lambda file: reads.append(file) or read(file))
+    read = reload.read_bytes
+    monkeypatch.setattr(reload, "read_bytes", lambda file: reads.append(file) or read(file))
     assert not any(files.has_changed() for _ in range(5))
     assert reads == []
     in_place(folder)
