@@ -239,7 +239,7 @@ def provider_styles(styles: Iterable[Style]) -> frozenset[str]:
 
 
 def as_provider(refusal: Refusal, decision: Decision, styles: Collection[str]) -> Refusal:
-    """Add ``error`` to a 429's body, and the fields that clients use to retry."""
+    """Add what clients of OpenAI or Anthropic understand: ``error`` in a 429's body, and their fields for retries."""
     wait = decision.retry_after
     unit = _unit(decision)
     counted = (unit or "usage").replace("_", " ")

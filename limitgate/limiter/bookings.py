@@ -16,6 +16,8 @@ from limitgate.process.forking import reset_in_children
 
 
 class Sleeper:
+    """A thread that sleeps until its turn, which moves up after refunds ahead."""
+
     def __init__(self, turn: Turn) -> None:
         self.turn: Turn = turn
         self._is_done = False

@@ -1,4 +1,4 @@
-"""Plans of a limiter's calls, from its keys and limits. Pure."""
+"""Plans of a limiter's calls, from its keys and limits, and limits kept in the store."""
 
 from __future__ import annotations
 
@@ -232,6 +232,8 @@ def refunded(charge: Charge, cost: int) -> Charge:
 
 
 class Known:
+    """Limits read from the store. Other processes apply a change within a second."""
+
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}
         self.reset_after_fork()

@@ -314,6 +314,8 @@ def own_cost(value: Any) -> tuple[Any, Any]:
 
 
 class Returned(NamedTuple):
+    """The effect of a refund on later charges."""
+
     key: str
     charged_at: int
     """Unix µs of the store at the charge."""

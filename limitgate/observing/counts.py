@@ -378,6 +378,7 @@ _ADAPTIVE: Final = len(_REFUSALS) + len((instruments.RULE_ADAPTIVE_LIMIT, instru
 
 
 def count_series(rules: RuleSet) -> int:
+    """Return the number of Prometheus series of rules."""
     rest = len(_RULE_OUTCOMES) + _HISTOGRAM
     return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
 

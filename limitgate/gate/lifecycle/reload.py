@@ -43,7 +43,10 @@ class Reading(NamedTuple):
 
 
 class WatchedFiles:
-    """Polled files. ``list_files`` returns them, or raises `ConfigError`. ``known`` is their digest."""
+    """Polled files. Detects every change, also by links (ConfigMaps) and on network file systems.
+
+    ``list_files`` returns them, or raises `ConfigError`. ``known`` is their digest.
+    """
 
     def __init__(
         self, list_files: Callable[[], Sequence[Path]], known: bytes | None = None, clock: Callable[[], float] = monotonic

@@ -27,7 +27,7 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """By kind, tier and rule name. With ``shadow``, requests never wait."""
+    """A gate's adaptive limits by kind, tier and rule name, which survive reloads. With ``shadow``, requests never wait."""
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow
