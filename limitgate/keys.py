@@ -68,7 +68,7 @@ class Key:
         """Return labels and values for display."""
         found = {}
         for labels in self._labels:
-            # One after the other, as for the key: a later alternative may be slow to find.
+            # Stop at the first one, as for the key: a later alternative may be slow to find.
             others = [label for label in labels if label != "global"]
             values = ((label, part_of(subject, label)) for label in others)
             present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
@@ -180,7 +180,7 @@ def text_of(value: object, name: str) -> str | None:
     try:
         return user_id(value)
     except NoIdError as error:
-        raise TypeError(f"key part {name} gave {error}") from None
+        raise TypeError(f"key part {name} returned {error}") from None
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:

@@ -260,8 +260,7 @@ class ForOne(Protocol):
     def date(self, limit: LimitNumbers) -> int: ...
     def encode_charge(self, limit: LimitNumbers, cost: int, date: int) -> Sequence[int]: ...
 
-    def decode_state(self, facts: Sequence[int]) -> State:
-        """Decode the reported state."""
+    def decode_state(self, facts: Sequence[int]) -> State: ...
 
 
 class Each:

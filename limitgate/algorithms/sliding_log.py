@@ -91,8 +91,6 @@ class Log(NamedTuple):
 
 
 class LogReport(NamedTuple):
-    """A log as reported by the script."""
-
     used: int
     cost: int
     wait: int

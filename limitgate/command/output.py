@@ -126,7 +126,6 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: enforced rules, shadow rules, and windows."""
     shadows: dict[str, bool] = {}
     for each in decision.standings:
         if not each.charge.enforced and each.charge.rule is not None:

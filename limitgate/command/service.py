@@ -61,8 +61,6 @@ Lines = Iterable[tuple[str, str]]
 
 @dataclass(eq=False)
 class Service:
-    """A service: rules, settings, routes, and simulated requests."""
-
     rules: RuleSet
     settings: Settings
     _app: Any = None
@@ -171,7 +169,6 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 def tell_unidentified(expected: str) -> None:
-    """Warn that ``identify`` returned no caller."""
     told = "identify found no caller for these headers (the application's startup was not run)"
     say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 

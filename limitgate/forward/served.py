@@ -29,7 +29,6 @@ class Served:
         self._metrics = _metrics() if gate.reports_to_prometheus else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a subrequest, or a scrape."""
         if scope["type"] == "http" and scope["path"] == METRICS and self._metrics is not None:
             await self._metrics(scope, receive, send)
         elif scope["type"] == "lifespan" and self._grpc is not None:

@@ -1,6 +1,7 @@
 """Decides by ``on_error`` during outages of the store.
 
-Closed beats local, local beats open; shadow rules have no say. If a store fails for some buckets, other rules keep limiting.
+``closed`` takes precedence over ``local``, and ``local`` over ``open``; shadow rules don't count. If the store fails for some
+buckets, other rules keep limiting.
 """
 
 from __future__ import annotations

@@ -68,7 +68,6 @@ class Refunds:
                 await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
-        """None if nothing is due."""
         plan, slots = self._due(admission)
         return None if plan is None else self._send(plan, slots)
 

@@ -322,8 +322,8 @@ class SlotKeeper:
     def note_lost(self) -> None:
         if next(self._lost) == 0:
             log.warning(
-                "a request in flight has lost its place, as it was not renewed within %d s: more are in flight than the limit "
-                "says; further ones are not told",
+                "a request in flight lost its slot, which was not renewed within %d s, so more requests may be in "
+                "flight than the limit allows; further cases are not logged",
                 concurrency.HELD_US // 1_000_000,
             )
 

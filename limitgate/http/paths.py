@@ -50,8 +50,8 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     """Return the interpretations of a path below ``root``, the cleaned one first.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash is
-    optional: it may be a mount point or part of a URL.
+    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash, which
+    may be a mount point or part of a URL, is optional.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)
@@ -349,7 +349,6 @@ def below(path: str, root: str) -> str:
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """True with only one interpretation."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)

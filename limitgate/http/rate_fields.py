@@ -47,7 +47,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
     for name in names:
         if name.lower() not in known:
-            expected = expected_of(name, sorted(known.values())) if known else "expected none, as no styles are sent"
+            expected = expected_of(name, sorted(known.values())) if known else "expected none, because headers is empty"
             other = next((style for style, fields in FIELDS.items() if name.lower() in map(str.lower, fields)), None)
             if other is not None:
                 expected = f"it is of the style {other}, expected {other!r} in headers"
@@ -57,7 +57,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
     for field in known.values():
         name = chosen.get(field, field)
         if name.lower() in taken:
-            raise ConfigError.at((field,), f"{name} is sent for {taken[name.lower()]} already, expected another name")
+            raise ConfigError.at((field,), f"{name} is already the name of {taken[name.lower()]}, expected another name")
         if field in chosen and _HAS_MEANING.fullmatch(name.lower()):
             raise ConfigError.at((field,), f"{name} has a meaning of its own, expected another name, such as X-Quota")
         taken[name.lower()] = field

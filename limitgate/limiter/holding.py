@@ -34,8 +34,6 @@ def hold_us(hold: Duration | None) -> int:
 
 
 class Hold:
-    """A hold of ``us`` microseconds."""
-
     def __init__(self, charges: Iterable[Charge], us: int) -> None:
         self._covered = [
             charge._replace(cost=0, enforced=False, max_wait_us=0) for charge in charges if charge.bucket.algorithm.IS_LIMIT

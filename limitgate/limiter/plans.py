@@ -109,7 +109,7 @@ class Plans:
 def ahead(plan: Plan, timeout: float | None) -> Plan:
     """Book turns up to ``timeout`` seconds ahead; None is unbounded."""
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
     if timeout == 0:
         return plan
     us = MAX_AHEAD if timeout is None or timeout >= MAX_AHEAD / 1e6 else int(timeout * 1e6)
@@ -126,7 +126,7 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Adapt the error to swapped key and limit."""
+    """Explain an error that may come from swapped key and limit."""
     try:
         Limit(key)
     except ConfigError:
@@ -135,9 +135,9 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
 
 
 def check_are_no_slots(buckets: Iterable[Bucket]) -> None:
-    """Raise `ConfigError` for slots, which most operations would never release."""
+    """Raise `ConfigError` for concurrency limits, because most operations would never release their slots."""
     if any(bucket.has_slots for bucket in buckets):
-        raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
+        raise ConfigError("a limit 'at once' would never be released here, expected slot(...), or peek and reset")
 
 
 _Parts = tuple[tuple[Bucket, int | None], ...]
@@ -201,7 +201,6 @@ def _ban_key(name: str) -> str:
 
 
 def refunded(charge: Charge, cost: int) -> Charge:
-    """Refund ``cost``, whenever charged."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))

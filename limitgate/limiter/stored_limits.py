@@ -64,13 +64,12 @@ class Known:
 def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
     """Raises `ConfigError` for an invalid limit, or one of slots."""
     if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
-        raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
+        raise ConfigError("limits 'at once' cannot be stored under a name, expected limits with a period")
     text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}
     return json.dumps({**text, "kinds": kinds} if kinds else text, separators=(",", ":"))
 
 
 def decode(text: str) -> Configuration | None:
-    """None for invalid text."""
     try:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])

@@ -19,7 +19,7 @@ Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 
 def check_cost(cost: object) -> int:
     if type(cost) is not int:
-        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that returns one")
     if cost < 0:
         raise ValueError(f"cost is {cost}, expected at least 0")
     return cost
@@ -246,8 +246,8 @@ def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """Return the correction to the final costs; it may be empty.
 
-    A refund is the difference, less what has drained since. Nothing counts as drained while older charges drained. This is
-    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge is owed from now on:
+    A refund is the difference, less what has drained since. While older charges drained, nothing counts as drained. This is
+    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge counts from now on:
     concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)
@@ -261,7 +261,7 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
 
 
 def owed(reading: Reading, costs: Sequence[int]) -> Plan:
-    """Charge costs unconditionally, after a refund. May be empty."""
+    """Return a plan that charges costs unconditionally, after a refund. It may be empty."""
     charged = zip(reading.buckets, costs)
     owing = [
         _corrected(bucket.charge._replace(cost=0), bucket, reading.now, cost)
@@ -304,7 +304,6 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
 
 
 def own_cost(value: Any) -> tuple[Any, Any]:
-    """Return a limit and its own cost."""
     match value:
         case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost

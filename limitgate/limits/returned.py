@@ -17,7 +17,7 @@ class Returned(NamedTuple):
     """By window: debt before the charge, and returned ticks."""
 
     def lowered(self, charge: Charge, now: int, debts: Sequence[int]) -> Sequence[int]:
-        """Debts before another charge at ``now``, as if the refunded one had not been made."""
+        """Return the debts before another charge at ``now``, as if the refunded charge had not been made."""
         if charge.key != self.key or charge.bucket.algorithm is not gcra:
             return debts
         lowered = list(debts)
@@ -29,7 +29,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return what a correction has returned. GCRA only: its refund moves every later turn up."""
+    """Return the refunded part of a correction. GCRA only: its refunds move every later turn up."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

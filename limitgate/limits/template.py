@@ -53,8 +53,6 @@ class ScriptVariant:
 
 
 class BucketShape(NamedTuple):
-    """A bucket's parameters."""
-
     algorithm: Algorithm
     windows: int
     enforced: bool
@@ -556,7 +554,6 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """Return a reading without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:

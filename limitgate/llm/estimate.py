@@ -253,7 +253,6 @@ def _is_image(block: dict[Any, Any]) -> bool:
 
 
 def _has_no_output(body: Mapping[str, Any], model: str | None, path: str) -> bool:
-    """True without output tokens."""
     if path.partition("?")[0].rstrip("/").endswith(_NO_OUTPUT):
         return True
     if path or "messages" in body:

@@ -206,7 +206,6 @@ class EventReader(Reader):
         return super().arrived
 
     def _examine_fed(self) -> None:
-        """Examine complete events."""
         chunk = b"".join(self._fed)
         self._fed.clear()
         self._size = 0

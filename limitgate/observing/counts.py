@@ -210,7 +210,6 @@ class Counts:
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set removed limits to 0."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}

@@ -117,7 +117,7 @@ class HostLoad:
         self._refused_at = now
         if now - before > WINDOW_S:
             why = f"{refusal.limit} requests are in flight" if refusal.limit else "few requests succeed"
-            _log.info("%.260r is overloaded, so that requests to it are refused here: %s", self._name, why)
+            _log.info("%.260r is overloaded, so requests to it are refused here: %s", self._name, why)
         return refusal
 
 

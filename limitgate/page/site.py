@@ -221,5 +221,5 @@ def _json(body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError("the body is no JSON object, expected one")
+        raise ConfigError("the body is not a JSON object, expected one")
     return found

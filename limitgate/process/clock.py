@@ -97,7 +97,7 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
     except RuntimeError:
         pass
     raise ConfigError(
-        f"{what} needs asyncio, and no event loop of asyncio runs here, as under trio: expected asyncio, "
+        f"{what} needs asyncio, but no asyncio event loop is running, for example under trio; expected asyncio, "
         "such as hypercorn --worker-class asyncio or anyio's backend 'asyncio'"
     )
 

@@ -210,7 +210,6 @@ class Figures:
 
     @property
     def unaddressed(self) -> list[bytes]:
-        """Clients without an address."""
         return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:

@@ -33,13 +33,13 @@ class Routes(Protocol):
 
 
 def mounts_of(routes: Routes) -> list[str]:
-    """Mounts that match by prefix, as ``/files`` for ``/filesadmin``."""
+    """Return mounts that match by prefix, as ``/files`` matches ``/filesadmin``."""
     mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
     return mounts()
 
 
 def fills_with_nothing(routes: Routes) -> bool:
-    """True if placeholders match empty segments, as ``/items/{id}`` for ``/items/``."""
+    """True if placeholders match empty segments, as ``/items/{id}`` matches ``/items/``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
 
@@ -91,7 +91,6 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """Return the handler of refusals, by error or status."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

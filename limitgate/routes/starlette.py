@@ -195,7 +195,6 @@ def is_inside_starlette(app: Any) -> bool:
 
 
 def router_of(app: Any) -> Any:
-    """Return the router behind middleware."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app

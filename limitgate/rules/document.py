@@ -160,7 +160,7 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """One by one: freeing the tree at once blocks all threads."""
+        """Free the tree in small steps: freeing it at once blocks all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()

@@ -73,8 +73,6 @@ class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True
 
 
 class RuleTest(NamedTuple):
-    """A test in a rule file."""
-
     given: Given
     expect: Expected
 

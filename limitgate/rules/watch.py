@@ -36,8 +36,6 @@ Stamp = tuple[str, str, int, int, int, int, int]
 
 
 class Reading(NamedTuple):
-    """Result of one poll."""
-
     stamps: tuple[Stamp | str, ...]
     """Or the reasons why there are none."""
     digest: bytes

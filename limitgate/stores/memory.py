@@ -67,11 +67,10 @@ class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
     Bans and configuration are never evicted; rules start no ban while a quarter of ``max_buckets`` is banned. ``clock`` returns
-    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future. Calls never block, so timeouts are
-    ignored.
+    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future.
 
-    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund waits for its end.
-    Other calls raise `StoreError`, because waiting would deadlock.
+    Calls never block, so timeouts are ignored. If a signal handler, a finalizer or ``clock`` calls the store during a call of
+    the same thread, a refund waits for its end; other calls raise `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
@@ -451,7 +450,9 @@ class MemoryStore(Remade):
         """Defer a refund to the end of the interrupted call; raise for others."""
         if plan.verb == "spend" or not plan.gives_back or plan.charges[0].bucket.algorithm is holds:
             raise StoreError(
-                "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+                "a handler or finalizer called the store during another call of the same thread, expected calls "
+                "outside of handlers",
+                "timeout",
             )
         self._late.append(plan)
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])

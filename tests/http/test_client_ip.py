@@ -231,7 +231,7 @@ def test_nobody_else_is_trusted(entry: str, peer: str | None) -> None:
 )
 def test_a_bad_network_is_a_mistake(entry: str) -> None:
     """An entry that is no address or CIDR is refused at start-up, named and with what was expected."""
-    with pytest.raises(ConfigError, match=r"is no address or CIDR, expected") as caught:
+    with pytest.raises(ConfigError, match=r"is not an address or CIDR, expected") as caught:
         TrustedProxies([entry], "x-forwarded-for")
     assert repr(entry) in str(caught.value)
 

@@ -306,7 +306,7 @@ def test_a_bucket_holds_so_many_limits_and_no_more(period: str) -> None:
     """More limits than anybody needs are a mistake at start-up, not a script that fails at every request."""
     most = [Limit(f"5 per {period.format(number + 1)}") for number in range(MAX_WINDOWS)]
     assert len(set(Bucket(tuple(most)).ids)) == MAX_WINDOWS
-    with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are to be checked together, expected at most"):
+    with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are checked together, expected at most"):
         Bucket((*most, Limit("5/second")))
 
 
@@ -432,7 +432,7 @@ def test_an_align_that_says_nothing(options: dict[str, Any], expected: str) -> N
         ((5, 60), "(5, 60) is a tuple, expected text such as '5 per 60 seconds'"),
         ([5, 60], "[5, 60] is a list, expected text such as '5 per 60 seconds'"),
         ((5, "minute"), "expected text such as '5/minute'"),
-        (("5/second", "9/minute"), "is a tuple, expected each limit by itself"),
+        (("5/second", "9/minute"), "is a tuple, expected each limit separately"),
     ],
 )
 def test_a_pair_is_no_limit(given: object, expected: str) -> None:

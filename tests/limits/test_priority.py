@@ -209,7 +209,7 @@ rules:
     shared, other = rules.tiers["default"]
     assert (shared.reserve, shared.priority, other.reserve, other.priority) == (Fraction(1, 5), "low", Fraction(1, 5), None)
     for right, wrong, message in (
-        ("reserve: 20%", "reserve: 20", r"default.yaml:7: rules\[0\].reserve: 20 is no reserve, expected a share"),
+        ("reserve: 20%", "reserve: 20", r"default.yaml:7: rules\[0\].reserve: 20 is not a reserve, expected a share"),
         ("reserve: 20%", "reserve: 45%", r"default.yaml:7: rules\[0\].reserve: 10/second has room for 10 of which 10"),
         ("priority: low", "priority: lowest", r"default.yaml:8: rules\[0\].priority: expected 'high'"),
         ("priority: high", "priority: higher", r"default.yaml:2: callers\[0\].priority: expected 'high'"),

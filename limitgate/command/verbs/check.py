@@ -1,4 +1,4 @@
-"""The verb ``check``: reads rule files as the service does."""
+"""The verb ``check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb ``doc``: prints the entry of a diagnostic code."""
+"""The verb ``doc``."""
 
 from __future__ import annotations
 

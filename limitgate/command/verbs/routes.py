@@ -1,4 +1,4 @@
-"""The verb ``routes``: lists routes with their limits, and rules that match no route."""
+"""The verb ``routes``."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class AdaptiveLimits:
         # `keep` reconfigures rules of a set.
         if kind == "limit" and places.terms != terms:
             raise ConfigError(
-                f"limit {rule.name!r} is there with another adaptive, max_delay or reserve,"
-                " expected the same on each @limit of that name, or another name"
+                f"limit {rule.name!r} already has another adaptive, max_delay or reserve, expected the same on each "
+                "@limit of that name, or another name"
             )
         return places
 

@@ -214,7 +214,7 @@ def count_key(key: str) -> str:
     tag, closing, _ = rest.partition("}")
     if "}" in before or (brace and not (tag and closing)):
         expected = "expected a key_prefix such as '{shop}', or one without braces"
-        raise ConfigError(f"key {key!r:.80} has a brace that is of no hash tag, {expected}")
+        raise ConfigError(f"key {key!r:.80} has a brace outside a hash tag, {expected}")
     return f"{key}:refusals" if brace else f"{key}:refusals:{{{key}}}"
 
 

@@ -124,7 +124,6 @@ class RequestPlan(NamedTuple):
         return any(each.rule.ban is not None for each in self.compiled_rules)
 
     def row(self, charge: Charge) -> RuleSeries | None:
-        """None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
@@ -308,7 +307,6 @@ class PreparedPlan:
         return keys
 
     def spread(self, keys: Iterable[str]) -> Sequence[str]:
-        """Keys of all buckets."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
     def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
@@ -425,8 +423,7 @@ class AppliedLimits(NamedTuple):
     """True if invalid limits may be logged again."""
 
 
-class _FaultyLimitsError(Exception):
-    """Says what is invalid."""
+class _FaultyLimitsError(Exception): ...
 
 
 class GivenLimits:
@@ -487,7 +484,7 @@ class GivenLimits:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
             if not compiled_rule.rule.every_limit:
-                raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
+                raise ConfigError(f"rule {name!r}: invalid limits at run time: {reason}") from error
             raise _FaultyLimitsError(reason[:_TOLD]) from error
 
     def _report(self, rule: str, reason: str, request: Request) -> bool:

@@ -89,8 +89,7 @@ _OBJECTS = frozenset(
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
-class NoMasterError(RedisConnectionError):
-    """No Sentinel names the master."""
+class NoMasterError(RedisConnectionError): ...
 
 
 class Dialer:

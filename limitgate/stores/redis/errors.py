@@ -52,7 +52,7 @@ class Hindrance(NamedTuple):
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
-_NO_LOGIN = "it wants a password but got none: use redis://user:password@host, or :password@, or credentials="
+_NO_LOGIN = "it requires a password but got none: use redis://user:password@host, or :password@, or credentials="
 _REPLICA = "it is a replica: name its master in the URL, or use redis+sentinel://"
 _CLUSTER = "it is a cluster node: use redis+cluster:// instead of redis://"
 _HINDRANCES = (
@@ -216,7 +216,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unsendable(error: Exception) -> StoreError:
-    """Convert one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 

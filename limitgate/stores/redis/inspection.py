@@ -65,7 +65,6 @@ class Report(NamedTuple):
 
 
 def read_report(reply: object) -> Report | None:
-    """None for another reply."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -94,8 +93,6 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Logs each server problem once."""
-
     replacements: int = 0
     """Connections to a server that may have lost data."""
 

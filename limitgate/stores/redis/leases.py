@@ -72,7 +72,6 @@ class Leases:
         return len(self._held)
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """None if leases don't suffice."""
         counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             # On a cluster a part may consist of a ban only.

@@ -63,7 +63,6 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
 
 
 def close(connection: Any) -> None:
-    """Close without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 
@@ -94,7 +93,6 @@ def reset_on_close(connected: Any) -> None:
 
 
 def has_data(connected: Any) -> bool:
-    """True if a socket has data or has ended."""
     with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
         selector.register(connected, selectors.EVENT_READ)
         return bool(selector.select(0))

@@ -35,8 +35,6 @@ DRIFT = 0.001
 
 
 class ServerClock:
-    """Of a server's clock."""
-
     __slots__ = ("_latest", "name")
 
     def __init__(self, name: str) -> None:
@@ -241,8 +239,7 @@ class RedisStoreBase:
         self.clock_leaps += 1
         self._leapt.log(clock.name, leap)
 
-    def end_leases_in_time(self) -> None:
-        """Schedule the return of leases."""
+    def end_leases_in_time(self) -> None: ...
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
         """From buckets read after ``since``, for plans refused by another node."""

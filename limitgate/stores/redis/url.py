@@ -225,10 +225,8 @@ def format_address(address: Address) -> str:
 
 
 def server_name(address: Address | None) -> str:
-    """Name a server in log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """Name a server in log lines."""
     return f"the Sentinel at {format_address(address)}"

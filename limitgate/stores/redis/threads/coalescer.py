@@ -174,7 +174,7 @@ class CallCoalescer:
             self._elect_leader()
 
     def _elect_leader(self) -> None:
-        """Most time left, so that the call doesn't end early for others."""
+        """Elect the one with the most time left, so that the call doesn't end early for others."""
         with self._lock:
             if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)
