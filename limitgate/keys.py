@@ -101,7 +101,7 @@ class Key:
 
 
 class PreparedKey:
-    """Lacks only the client's parts."""
+    """A key that lacks only the client's parts."""
 
     __slots__ = ("_route", "_text", "digest", "is_by_address", "prefix", "tail")
 
@@ -176,7 +176,7 @@ def value_of(value: object, name: str) -> Value:
 
 
 def text_of(value: object, name: str) -> str | None:
-    """None if missing, see `user_id`. Raises `TypeError` without an id."""
+    """Return None for a missing part, see `user_id`. Raises `TypeError` without an id."""
     try:
         return user_id(value)
     except NoIdError as error:

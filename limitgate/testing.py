@@ -274,7 +274,7 @@ def _asks_memory(name: str) -> Callable[..., Any]:
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """None for other stores."""
+    """Return None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
             where = store._dialer._where  # noqa: SLF001 - only tests need it

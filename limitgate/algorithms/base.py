@@ -142,7 +142,7 @@ class Algorithm(Protocol):
 
     @property
     def left_after(self) -> LeftAfter | None:
-        """None without plain plans, see `limitgate.limits.template`."""
+        """Return None without plain plans, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
         """Return what was expected of an unsupported limit."""

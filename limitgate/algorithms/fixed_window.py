@@ -1,8 +1,7 @@
 """Fixed window: a count per calendar window, reset at the start of the next one.
 
-A state is the usage and the remaining µs of the window. Around a boundary, twice the count can pass. Windows begin at
-multiples of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`. With
-``align="first-request"`` a window starts at the first request after the previous one.
+A state is the usage and the remaining µs of the window. Around a boundary, twice the count can pass. Windows begin at multiples
+of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`.
 """
 
 from __future__ import annotations

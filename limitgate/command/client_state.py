@@ -375,7 +375,7 @@ def _as_sent(value: str) -> str:
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Possible paths of the key: templates, or None for the rule's pattern."""
+    """Return possible paths of the key: templates, or None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:

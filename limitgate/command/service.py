@@ -75,7 +75,7 @@ class Service:
         if self._app is None:
             return NoRoutes()
         if self._door == "django":
-            from limitgate.routes.django import DjangoRoutes  # noqa: PLC0415 - needs Django's settings
+            from limitgate.routes.django import DjangoRoutes
 
             return DjangoRoutes()
         return asgi_routes(self._app) if self._door == "asgi" else wsgi_routes(self._app)
@@ -140,9 +140,9 @@ class Service:
         environ = _environ(method, target, peer, headers, user)
         if self._door == "wsgi":
             return WSGIRequest(environ)
-        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
+        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest
 
-        from limitgate.django.middleware import DjangoRequest  # noqa: PLC0415 - needs Django
+        from limitgate.django.middleware import DjangoRequest
 
         return DjangoRequest(DjangoWSGIRequest(environ))
 

@@ -117,7 +117,7 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
 
 
 def _middleware() -> list[Any]:
-    """In order; None for import errors, which Django reports."""
+    """Return the middleware in order; None for import errors, which Django reports."""
     classes = []
     for path in settings.MIDDLEWARE:
         try:
@@ -128,7 +128,7 @@ def _middleware() -> list[Any]:
 
 
 def _marks() -> list[Mark]:
-    """None if views can't be imported, which Django reports."""
+    """Return None if views can't be imported, which Django reports."""
     try:
         return [mark for view in views(get_resolver()) for mark in all_marks(view)]
     except Exception:  # noqa: BLE001 - modules of the project may raise anything

@@ -133,7 +133,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """None for an admitted request; may be an awaitable."""
+        """Return None for an admitted request; may return an awaitable."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:

@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """By the class's scope; None for no limit or a view's scope."""
+    """The rule by the class's scope; None for no limit or a view's scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()

@@ -76,7 +76,7 @@ def _handles_refusal() -> bool:
 
 
 def marked_as_coroutine(function: F) -> F:
-    """For adapters such as asgiref's, which look for coroutine functions."""
+    """Mark a callable for adapters such as asgiref's, which look for coroutine functions."""
     if hasattr(inspect, "markcoroutinefunction"):
         inspect.markcoroutinefunction(function)
     else:

@@ -61,7 +61,7 @@ class Served:
 
 
 def _metrics() -> ASGIApp:
-    """In multiprocess mode, this adds up all workers."""
+    """Return the metrics, in multiprocess mode the sum of all workers."""
     from prometheus_client import REGISTRY, CollectorRegistry  # noqa: PLC0415 - an extra
 
     from limitgate.prometheus import MultiProcessCollector, make_asgi_app  # noqa: PLC0415 - an extra

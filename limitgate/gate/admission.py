@@ -171,7 +171,7 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """None if unknown, or after the request."""
+        """The caller; None if unknown, or after the request."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller

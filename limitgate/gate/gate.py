@@ -92,7 +92,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
+        """Decide about a request. With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:

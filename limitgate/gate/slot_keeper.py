@@ -59,7 +59,7 @@ class _Held(NamedTuple):
 
 
 class _Renewer:
-    """For one event loop, or all threads. Thread-safe."""
+    """Renews the slots of one event loop, or of all threads. Thread-safe."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         self.slot_keeper = slot_keeper

@@ -168,7 +168,7 @@ def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> 
 
 
 def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
-    """The turn of other receipts for the same charges."""
+    """Return the turn of other receipts for the same charges."""
     if all(map(is_, charged, turn.charged)):
         return turn
     due_us = max(

@@ -97,7 +97,7 @@ def pointer(text: str) -> tuple[str, ...]:
 
 
 def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
-    """Text of a string, number or boolean; None for others."""
+    """Return the text of a string, number or boolean; None for others."""
     for token in tokens:
         if isinstance(document, dict):
             document = document.get(token)

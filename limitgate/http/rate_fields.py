@@ -87,10 +87,7 @@ def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[by
 
 
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """``now`` is Unix µs of the store. Policy names avoid those of other ``rules``.
-
-    Shadow rules appear only in styles that name policies, or alone.
-    """
+    """Return the fields of each style. ``now`` is Unix µs of the store."""
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
     if styles == ("x-ratelimit",):
@@ -204,7 +201,7 @@ WINDOW_UNITS = ("second", "minute", "hour", "day")
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Two fields per unit, for its tightest window."""
+    """Write two fields per unit, for its tightest window."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 

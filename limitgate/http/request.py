@@ -474,7 +474,7 @@ class Request:
         return self.document
 
     def with_json(self) -> Self:
-        """For callables of a rule with ``body``. Raises `BodyWanted`."""
+        """Return this request for callables of a rule with ``body``. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         shown = object.__new__(type(self))
@@ -482,7 +482,7 @@ class Request:
         return shown
 
     def json_text(self, tokens: tuple[str, ...]) -> str | None:
-        """Text at a JSON pointer. Raises `BodyWanted`."""
+        """Return the text at a JSON pointer. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         return text_at(self.document, tokens)
@@ -664,7 +664,7 @@ def _text(native: str) -> str:
 
 
 class DescribedRequest(Request):
-    """From decoded ``path``, ``headers`` by lower-case name, ``peer`` and ``user``."""
+    """A request from decoded ``path``, ``headers`` by lower-case name, ``peer`` and ``user``."""
 
     is_outermost = True
     document: Any = None

@@ -59,7 +59,7 @@ class RefusalKey:
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
-        """From a ``secret`` of 16 to 64 bytes."""
+        """Derive a key from a ``secret`` of 16 to 64 bytes."""
         return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
 
     def write(self, now: int, rule: str | None, key: str) -> bytes:

@@ -166,7 +166,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """At the end, take another thread's item."""
+        """Read an item; at the end, take another thread's."""
         if not self._is_over:
             try:
                 return next(self._source)

@@ -54,7 +54,7 @@ class Plans:
         return f"{self._start}budgets"
 
     def prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """None for other plans and invalid arguments; see `plan`."""
+        """Return None for other plans and invalid arguments; see `plan`."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
@@ -164,7 +164,7 @@ def costed(limits: Limits) -> tuple[int, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """None if not plain. Raises `ConfigError`."""
+    """Return None for a plan that isn't plain. Raises `ConfigError`."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:

@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def strictest(self) -> Bucket:
-        """For the lowest priority, whose refusals a store must remember."""
+        """The bucket of the lowest priority, whose refusals a store must remember."""
         # Avoids a reference cycle.
         return self._strictest or self
 

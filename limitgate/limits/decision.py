@@ -466,7 +466,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """None if all have at least ``remaining``. Ignores shadow rules."""
+    """Return None if all have at least ``remaining``. Ignores shadow rules."""
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
         fewest = min(_enforced(in_force), key=itemgetter(2), default=None)

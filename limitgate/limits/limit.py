@@ -258,7 +258,7 @@ def as_limit(value: object) -> Limit:
 
 
 def limit_of_rule(value: object) -> Limit:
-    """Without `check_months`: a rule may set the algorithm."""
+    """Return a limit without `check_months`, because a rule may set the algorithm."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):

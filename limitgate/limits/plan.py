@@ -233,7 +233,7 @@ def _at(turn_us: int, charge: Charge, before: Sequence[State], after: Sequence[S
 
 
 def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
-    """Until a charge fits; None if never."""
+    """Return the µs until a charge fits; None if never."""
     longest = 0
     for limit, state in zip(charge.bucket.limits, states):
         wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)

@@ -385,7 +385,7 @@ class Spending:
 
 
 def _usage(given: object) -> Usage:
-    """From a ``usage`` object, mapping or `Usage`. Raises `TypeError`."""
+    """Convert a ``usage`` object or mapping. Raises `TypeError`."""
     if isinstance(given, Usage) and all(type(tokens) is int and tokens >= 0 for tokens in given[:2]):
         return given
     dumped = given.model_dump() if hasattr(given, "model_dump") else given

@@ -291,7 +291,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Of the fullest window; 1 if banned."""
+    """Return the used share of the fullest window; 1 if banned."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:

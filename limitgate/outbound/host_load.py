@@ -77,7 +77,7 @@ class HostLoad:
         return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
-        """None without a limit in flight."""
+        """Begin a request; None without a limit in flight."""
         with self._lock:
             now = self._learn()
             if self._limit is None:

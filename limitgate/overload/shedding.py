@@ -68,7 +68,7 @@ class PriorityLevel:
 
 
 class RecentShare:
-    """Of refused requests, by occasional totals."""
+    """The recent share of refused requests, by occasional totals."""
 
     __slots__ = ("_totals",)
 

@@ -92,7 +92,7 @@ class Page:
             await send({"type": "http.response.body", "body": b"" if request.sent_method == "HEAD" else found.body})
 
     async def _answer(self, request: ASGIRequest, route: str, receive: Any) -> Answer | None:
-        """None for a stream."""
+        """Return None for a stream."""
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
@@ -241,7 +241,7 @@ async def _leave(receive: Any) -> None:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """None if too long."""
+    """Return None for a body that is too long."""
     body = b""
     while True:
         message = await receive()

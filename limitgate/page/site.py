@@ -177,7 +177,7 @@ class Site:
         return answer(200, "application/json", as_bytes(found))
 
     def _known(self, request: Request) -> explaining.Known:
-        """From the option, the gate around, or ``LIMITGATE_RULES``."""
+        """Return the rules from the option, the gate around, or ``LIMITGATE_RULES``."""
         exchange = _exchange(request)
         gate: Gate | None = None if exchange is None else exchange.gate
         rules = self._rules

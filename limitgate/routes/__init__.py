@@ -26,7 +26,7 @@ class Routes(Protocol):
         """True if every request needs a lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """None without a route, or an unknown one."""
+        """Return None without a route, or for an unknown one."""
 
     def version(self, request: Request) -> object:
         """The same object while method and path determine the route; None if they don't."""
@@ -51,7 +51,7 @@ def check_of(routes: Routes) -> Callable[[RuleSet], None]:
 
 
 class NoRoutes:
-    """Only rules cover the application."""
+    """The routes of an unknown application, covered only by rules."""
 
     def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
         self.mounts = mounts

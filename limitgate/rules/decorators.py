@@ -238,7 +238,7 @@ def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def class_of(endpoint: Any) -> Any:
-    """The class of a Flask, Django or REST framework view, or the endpoint."""
+    """Return the class of a Flask, Django or REST framework view, or the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
             if inspect.isclass(view_class := getattr(endpoint, name, None)):
@@ -262,7 +262,7 @@ def has_marks(endpoint: Any) -> bool:
 
 
 def limits_on(endpoint: Any) -> list[Rule]:
-    """Also on methods of a class-based endpoint."""
+    """Return the limits on an endpoint, including methods of a class-based one."""
     return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 

@@ -117,7 +117,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """At most one byte too many. Raises `OSError`."""
+    """Read a file, at most one byte too many. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 

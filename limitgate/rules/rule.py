@@ -263,7 +263,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return limits_by(request.with_json())
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """With run-time limits, and options that they support. Raises `ConfigError`."""
+        """Return this rule with run-time limits, and the options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
         parts = self._checked("limits", partial(parts_of, costed=self._own_costs), suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.

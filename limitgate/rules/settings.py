@@ -237,7 +237,7 @@ def naming_variable(error: ConfigError, option: str, given: Container[str]) -> C
 
 
 def named_env_file() -> str | None:
-    """From ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
+    """Return the file in ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")

@@ -25,7 +25,7 @@ class RuleSource(Protocol):
         """True once per new content that two polls agree on."""
 
     def load(self) -> RuleSet | None:
-        """None if changed since the poll. Raises `ConfigError`."""
+        """Return None if the rules changed since the poll. Raises `ConfigError`."""
 
     def forget(self) -> None:
         """Treat the current content as changed."""

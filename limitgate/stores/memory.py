@@ -477,7 +477,7 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """By its key, or the overflow bucket."""
+        """Find a bucket by its key, or the overflow bucket."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -705,7 +705,7 @@ def _full_at(entry: Entry) -> int:
 
 
 def _refuses_until(entry: Entry) -> int:
-    """For bans, slots and held reservations, their end."""
+    """Return the end of bans, slots and held reservations."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
     # A slot's wait is an estimate.
@@ -714,7 +714,7 @@ def _refuses_until(entry: Entry) -> int:
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """For the lowest priority; 0 if never."""
+    """Return the wait of the lowest priority; 0 if it can never pass."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
     # The lowest priority can never spend it.

@@ -27,9 +27,9 @@ def verb(*, host: str, port: int, **options: Any) -> None:
     For example: limitgate exporter --store redis://localhost --host 0.0.0.0
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+        from prometheus_client import CollectorRegistry, start_http_server
 
-        from limitgate.fleet.exporter import EVERY, FleetCollector  # noqa: PLC0415 - needs the extra
+        from limitgate.fleet.exporter import EVERY, FleetCollector
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     with on_store(options) as opened:

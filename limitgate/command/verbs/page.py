@@ -54,7 +54,7 @@ def verb(
         raise click.UsageError("--token is empty, expected a password that is hard to guess")
     try:
         with extra("page", "uvicorn"):
-            import uvicorn  # noqa: PLC0415 - an extra
+            import uvicorn
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     rule_set = rules_of(rules) if rules else None

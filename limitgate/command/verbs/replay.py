@@ -120,8 +120,8 @@ def _progress(log: Log) -> Iterator[Progress | None]:
     if not (sys.stderr.isatty() and log.size):
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - needed on a terminal only
-    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TimeRemainingColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TimeRemainingColumn
 
     with Bar(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=log.size)

@@ -65,10 +65,10 @@ def verb(  # noqa: PLR0917 - click passes them by name
     """
     try:
         with extra("serve", "uvicorn"):
-            import uvicorn  # noqa: PLC0415 - an extra
-            from uvicorn.config import LOGGING_CONFIG  # noqa: PLC0415 - an extra
+            import uvicorn
+            from uvicorn.config import LOGGING_CONFIG
         if grpc is not None:
-            from limitgate.forward import rate_limit_service  # noqa: F401, PLC0415 - an extra
+            from limitgate.forward import rate_limit_service  # noqa: F401 - an extra
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}

@@ -271,8 +271,8 @@ def _left(retry_after: float | None) -> str:
 
 
 def _table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    from rich.table import Table  # noqa: PLC0415 - importing rich takes a third of the start-up time
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
@@ -283,7 +283,7 @@ def _table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _status_view(figures: Figures, height: int) -> list[RenderableType]:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     if figures["empty"]:
         return [Text(printable(figures["empty"]))]
@@ -295,7 +295,7 @@ def _status_view(figures: Figures, height: int) -> list[RenderableType]:
 
 
 def _top_view(figures: Figures, height: int) -> list[RenderableType]:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     style = "bold red" if figures["headline"] else "bold"
     view: list[RenderableType] = [Text(printable(headline(figures)), style=style)]
@@ -327,8 +327,8 @@ class _Screen:
         self._said = ""
 
     def run(self) -> None:
-        from rich.console import Console, Group  # noqa: PLC0415 - as above
-        from rich.live import Live  # noqa: PLC0415
+        from rich.console import Console, Group
+        from rich.live import Live
 
         console = Console()
         while True:
@@ -339,7 +339,7 @@ class _Screen:
             self._change(key)
 
     def _look(self, show: Callable[[list[RenderableType]], None], console: Console) -> str:
-        from rich.text import Text  # noqa: PLC0415 - as above
+        from rich.text import Text
 
         while True:
             # A store that fails is shown, with the figures before.
@@ -414,8 +414,8 @@ def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
 def _keys() -> Iterator[None]:
     """Read single keys without echo, if the terminal can."""
     try:
-        import termios  # noqa: PLC0415 - not on Windows
-        import tty  # noqa: PLC0415
+        import termios
+        import tty
 
         number = sys.stdin.fileno()
         before = termios.tcgetattr(number)

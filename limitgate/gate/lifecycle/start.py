@@ -99,7 +99,7 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
 
 
 def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
-    """None without observers or a fleet."""
+    """Return None without observers or a fleet."""
     if settings.fleet:
         return Counts(Tally(), defers=not is_observed)
     return Counts() if is_observed else None

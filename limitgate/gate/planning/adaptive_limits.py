@@ -15,7 +15,7 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """By kind, tier and rule name. With ``shadow``, requests never wait."""
+    """Adaptive limits by kind, tier and rule name. With ``shadow``, requests never wait."""
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow

@@ -100,7 +100,7 @@ class CompiledRule:
         self.has_slots: bool = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
-        """A bucket's owner, such as ``ip=20….7``; empty if global."""
+        """Return a bucket's owner, such as ``ip=20….7``; empty if global."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
@@ -110,7 +110,6 @@ class CompiledRule:
 
     @property
     def tally_that_defers(self) -> Tally | None:
-        """None if metrics are counted at once."""
         return None if self.counts is None or not self.counts.defers else self.counts.tally
 
     def name_of(self, admission: Any) -> str:
@@ -121,7 +120,7 @@ class CompiledRule:
         return self.named(planner.subject(admission.request, admission.identified), names)
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
-        """With limits from run time. Raises `ConfigError`."""
+        """Return this rule with limits from run time. Raises `ConfigError`."""
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
@@ -164,7 +163,7 @@ class CompiledRule:
 
     @property
     def cost(self) -> int | tuple[int, ...] | None:
-        """None if it depends on the request."""
+        """The cost; None if it depends on the request."""
         return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:

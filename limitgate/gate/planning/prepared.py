@@ -170,7 +170,7 @@ def costs_by(
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """For requests of about the same duration."""
+    """A match for requests of about the same duration."""
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
@@ -265,7 +265,7 @@ class PreparedPlan:
         return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """None if limits have to be awaited."""
+        """Return None if limits have to be awaited."""
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
@@ -292,7 +292,7 @@ class PreparedPlan:
         return known
 
     def costing(self, cost: int) -> PreparedPlan:
-        """With another cost for every limit. Not plain, because such costs seldom recur."""
+        """Return this plan with another cost for every limit. It isn't plain, because such costs seldom recur."""
         known = copy(self)
         known.costs = tuple([(cost,) * len(each) if isinstance(each, tuple) else cost for each in self.costs])
         known.template = known.counter = known.suffixes = None
@@ -554,7 +554,7 @@ class GivenPlans:
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
-        """For callers without own limits, or this object if callables decide."""
+        """Return the plan for callers without own limits, or this object if callables decide."""
         if self._callables:
             return self
         prepared = self._prepared(self._compiled_rules)
@@ -562,7 +562,7 @@ class GivenPlans:
         return prepared
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """None if limits have to be awaited."""
+        """Return None if limits have to be awaited."""
         given = request.given_limits
         if given is None:
             given = request.given_limits = {}

@@ -336,7 +336,7 @@ def _check_not_frozen() -> None:
 
 
 class _Packer:
-    """In place of hiredis, see `wire.arguments`."""
+    """Packs commands in place of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -467,7 +467,7 @@ class Resolver:
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """At least one, in order. Raises `OSError`."""
+        """Return at least one address, in order. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:

@@ -115,7 +115,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """Except in known texts, which may contain the password as a word."""
+    """Mask secrets, except in known texts, which may contain the password as a word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -124,7 +124,7 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """None if retrying may help."""
+    """Return None if retrying may help."""
     if isinstance(error, CredentialsError):
         return Hindrance(Diagnosis.CREDENTIALS, str(error))
     of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))

@@ -49,7 +49,7 @@ class _Held:
             self.as_of = now
 
     def view(self) -> list[int]:
-        """As if other clients had used all else."""
+        """Return the state as if other clients had used everything else."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:

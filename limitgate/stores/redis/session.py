@@ -37,7 +37,7 @@ _NO_REPLY = object()
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """Perhaps with an error."""
+    """A call was answered, perhaps with an error."""
 
     call: Call
     reply: object

@@ -87,7 +87,7 @@ class RedisStore(RedisStoreBase, Remade):
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """In the background, or with ``in_children`` in forks."""
+        """Connect in the background, or with ``in_children`` in forks."""
         self._connects_in_children = in_children
         if not in_children and switch.stand_in is None:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
