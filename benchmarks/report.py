@@ -38,16 +38,16 @@ many short rounds. Figures and ratios are medians over the rounds; the best roun
 requests of a client.
 
 Redis runs on the same machine, on a unix socket. Smooth windows admit at most their burst at once; fixed windows admit twice
-as much around an edge. redis-py's pool refuses the 101st simultaneous connection by default."""
+as much around a boundary. By default, redis-py's pool refuses the 101st connection."""
 _CALLS = """\
-The rows below the limiters don't limit. Prepacked calls that concurrent requests share are the minimum for a call to Redis."""
+The rows below the limiters don't limit. Prepacked, shared calls are the minimum for a call to Redis."""
 _KINDS = """\
 The whole example is `config/`, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's API key, three
 are logins, one is a health check."""
 _COMPARED = """\
-"Times the peer" is LimitGate's CPU divided by that of the cheapest peer with the same feature: below 1, LimitGate is
-cheaper. Each option changes one thing in README's rule, as `benchmarks/options.py` shows. LimitGate sends rate headers, the
-peers don't. Flask-Limiter runs in Flask with one request at a time, and is compared with bare Flask."""
+"Times the peer" is LimitGate's CPU divided by that of the cheapest peer with the same feature. Each option changes one thing
+in README's rule (`benchmarks/options.py`). LimitGate sends rate headers, the peers don't. Flask-Limiter runs in Flask, one
+request at a time, and is compared with bare Flask."""
 _EASY = """\
 `key: [ip]`, 250 clients, 1,000 per second, 5,000 per minute, 10,000 per day, without pauses."""
 

@@ -21,7 +21,7 @@ def rules() -> str | Path:
 
 
 def hello(decision: Decision | None) -> dict[str, Any]:
-    """A greeting that says what the caller has left. The decision is None where LimitGate is switched off."""
+    """A greeting that says what the caller has left. The decision is None where LimitGate is disabled."""
     windows = decision.windows if decision else ()
     return {
         "message": "Hello!",

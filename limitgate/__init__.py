@@ -1,36 +1,30 @@
 """Rate limiting for Python web services: one exact decision about all limits of a request, in one round trip to Redis.
 
-A request passes from top to bottom: middleware > exchange > gate > rules, keys > stores > limits.decision > http.response.
+A request passes from top to bottom. docs/architecture.md describes each module.
 
     middleware.py    LimitGate (ASGI) and LimitGateWSGI, the entry points for requests
+    exchange/        connects application and server
+    http/            requests, client addresses, paths, responses; pure
+    routes/          routes of the frameworks
+    rules/           rules, tiers, callers, rule files, options, decorators
     keys.py          turns the parts of a key into the digest that names a bucket
+    gate/            decides about requests
+    stores/          carry out plans and return readings, the only I/O: memory, and redis/
     algorithms/      one pure module per algorithm, with a counterpart in lua/
-    limits/          limits, durations, buckets, plans, refunds, decisions; pure
-    overload/        adaptive concurrency limits for this process; pure, except for concurrency_limiter.py and
-                     lag.py, which use threads and event loops
-    http/            requests, client addresses, paths, responses (header styles, 429, 503); pure
-    rules/           rules, tiers, callers, key parts, rule files (YAML), settings, decorators; review.py finds odd rules
-    observing/       metrics, observers and their exporter, logs of refusals and changes
-    routes/          routes of the frameworks, for rules, overviews and OpenAPI
-    stores/          carry out plans and return readings, the only I/O: memory, and redis/ with aio/ and threads/
-    gate/            decides about requests: gate, admission, charging, late (further limits, messages, usage),
-                     outage, turns, load (adaptive limits), refunds, slots, explanations; planning/ finds rules,
-                     buckets and charges; lifecycle/ builds, starts and reloads a gate
-    exchange/        connects application and server: ASGI, WSGI, in_flight (adaptive limits), application (handlers of
-                     refusals, usage)
-    limiter/         limits without HTTP: limiter, calls, operations, plans, slots, pace, adaptive work, stored limits
+    limits/          limits, buckets, plans, decisions; pure
+    overload/        adaptive limits for this process
+    limiter/         limits without HTTP
     outbound/        limits for HTTP clients: httpx.py, httpx2.py, aiohttp.py, requests.py and urllib3.py
-    llm/             budgets for language models: estimates, usage in responses, fields of providers, turns of tenants; costs of
-                     rules in tokens (costs.py, metering.py), which the gate uses
-    forward/         decides for proxies, which ask before they pass a request on; ForwardGate
-    fastapi.py, flask.py, django/    thin integrations; prometheus.py and opentelemetry.py export metrics
-    fleet/           snapshots of every process in the store, and their sums: for status, top, the page and the exporter
-    command/         the command `limitgate`, with one module per verb in verbs/; also python -m limitgate, __main__.py
-    page/            the live page: an ASGI and a WSGI application, one document, server-sent events
+    llm/             budgets for language models
+    forward/         decides for proxies
+    fastapi.py, flask.py, django/    thin integrations
+    observing/       metrics and logs; prometheus.py and opentelemetry.py export metrics
+    fleet/, page/    the state of all processes, and the live page
+    command/         the command `limitgate`; __main__.py
     replay/          runs access logs through rules
-    testing.py       helpers for tests of applications: limits off, a controlled clock
-    process/         state of the process: forks, clocks, background threads
-    messages/        diagnostics (LG codes), text (masked names, suggestions, missing extras)
+    testing.py       limits off and a controlled clock, for tests of applications
+    process/         forks, clocks, background threads
+    messages/        diagnostics (LG codes) and text
     errors.py        public errors; internal_errors.py handles unexpected ones
 """
 
@@ -145,7 +139,7 @@ _STAND_INS = {
     "RateLimiter": "AsyncLimiter or Limiter; as a dependency of FastAPI: from limitgate.fastapi import RateLimit",
     "RateLimiterMiddleware": "LimitGate",
     "SlowAPIMiddleware": "LimitGate",
-    "get_remote_address": "nothing, as limits count by the client's address unless they have another key",
+    "get_remote_address": "nothing, because limits count by the client's address by default",
 }
 
 

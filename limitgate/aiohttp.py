@@ -75,13 +75,8 @@ def repeatable(request: ClientRequest) -> bool:
 class RateLimitMiddleware(ThrottledClient):
     """Rate-limited client: ``aiohttp.ClientSession(middlewares=[RateLimitMiddleware("10/second")])``.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
-    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
-    request. ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; `aclose` closes a store that it opened.
-
-    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
-    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
+    ``limits``, ``limiter`` (an `AsyncLimiter` or a store URL), ``key``, ``repeatable``, ``options`` and errors are as in
+    `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
     A session doesn't close its middlewares: call `aclose` or use ``async with``. ``ClientTimeout(total=…)`` includes the wait.
     """
@@ -103,8 +98,8 @@ class RateLimitMiddleware(ThrottledClient):
         """
         if not isinstance(request, ClientRequest):
             raise ConfigError(
-                f"RateLimitMiddleware is for aiohttp.ClientSession(middlewares=[...]), was given {request!r:.80}; "
-                "for requests that come in, expected LimitGate in an ASGI application"
+                f"RateLimitMiddleware is for aiohttp.ClientSession(middlewares=[...]), but got {request!r:.80}; "
+                "for incoming requests, expected LimitGate around an ASGI application"
             )
         response: ClientResponse = await arun(self._throttle.exchange(_Outbound(handler), request))
         return response
@@ -186,7 +181,7 @@ class _Outbound(AsyncTransport):
 
 
 class _Along(StreamReader):
-    """A decoded body that is read along. Delegates all else to the body."""
+    """A decoded body that LimitGate reads as the application does. Delegates everything else to the body."""
 
     __slots__ = ("_reading", "_stream")
 
@@ -237,7 +232,7 @@ for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total
 
 
 async def _read(response: ClientResponse) -> bytes | None:
-    """None if longer than `MOST_READ` in either form, late or broken."""
+    """Return a refusal's body; None if it is longer than `MOST_READ`, late or broken."""
     # aiohttp doesn't decode nested encodings.
     if "," in response.headers.get("Content-Encoding", ""):
         return None

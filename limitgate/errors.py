@@ -219,7 +219,7 @@ class StoreError(LimitGateError):
 
 
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that its `TypeError` for wrong arguments shows an example, or one ``instead`` by argument."""
+    """Decorate a function so that its `TypeError` for wrong arguments shows an example, or ``instead`` one by argument."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)

@@ -53,10 +53,11 @@ class RateLimit:
 
     Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
     text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, the others
-    are refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. The default ``name`` is stable.
+    are refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. Works on WebSocket routes. The default
+    ``name`` is stable.
 
-    Returns the `Decision`, or None if LimitGate is off or the request exempt. Works on WebSocket routes. Raises `ConfigError`
-    like `Rule` and without `LimitGate`, and `TypeError` for results without an id.
+    Returns the `Decision`, or None if LimitGate is off or the request exempt. Raises `ConfigError` like `Rule` and without
+    `LimitGate`, and `TypeError` for results without an id.
     """
 
     def __init__(
@@ -68,9 +69,7 @@ class RateLimit:
     ) -> None:
         check_names("RateLimit.__init__", options, DependencyOptions)
         if decided_marks.get() is not None:
-            message = (
-                "a RateLimit is made while a request is under way, expected it to be made once, since each has its own bucket"
-            )
+            message = "a RateLimit was created during a request, expected one for all requests, because each has its own bucket"
             raise ConfigError(message)
         named, dependencies = _taken_apart(key)
         rule = Rule(name or "RateLimit", *limits, key=named, **options)
@@ -85,14 +84,14 @@ class RateLimit:
     @property
     def dependency(self) -> NoReturn:
         """Raise `AttributeError`: FastAPI reads this if ``Depends`` is missing."""
-        raise AttributeError(f"the dependencies have {self.rule.name} by itself, expected Depends(RateLimit(...))")
+        raise AttributeError(f"the dependencies contain {self.rule.name} itself, expected Depends(RateLimit(...))")
 
     @marked_as_coroutine
     def __call__(self, connection: HTTPConnection, **values: Any) -> Coroutine[Any, Any, Decision | None]:
         """Decide about a request. Raises `ConfigError` if used as a decorator."""
         if not isinstance(connection, HTTPConnection):
             raise ConfigError(
-                "RateLimit is a dependency and no decorator, expected dependencies=[Depends(RateLimit('5/minute'))] "
+                "RateLimit is a dependency, not a decorator, expected dependencies=[Depends(RateLimit('5/minute'))] "
                 "of the route, or @limit('5/minute') of limitgate"
             )
         return self._limit(connection, **values)
@@ -105,7 +104,9 @@ class RateLimit:
             return None
         if len(values) < len(self._names):
             names = ", ".join(self._names.values())
-            raise TypeError(f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI finds them")
+            raise TypeError(
+                f"{self.rule.name} was called without {names}, expected Depends(...), so that FastAPI provides them"
+            )
         if not self._has_charged(exchange.open_admission()):
             parts = [value_of(values[part], name) for part, name in self._names.items()]
             request = exchange.open_admission().request
@@ -194,8 +195,8 @@ def _check_takes_request(part: Any) -> None:
     request = parameters.get("request")
     if request is not None and request.annotation is request.default is inspect.Parameter.empty:
         raise ConfigError(
-            f"key part {_name_of(part)}: its parameter request has no annotation, so that FastAPI takes it for a field of the "
-            "query, expected a function (request: fastapi.Request)"
+            f"key part {_name_of(part)}: its parameter request has no annotation, so FastAPI reads it from the query, "
+            "expected a function (request: fastapi.Request)"
         )
 
 
@@ -204,7 +205,7 @@ def _parameter(name: str, part: Any) -> inspect.Parameter:
     _check_takes_request(part)
     if get_origin(part) is Annotated:
         if not _annotated_with(part):
-            raise ConfigError(f"key part {part!r:.80} is no dependency, expected Annotated[..., Depends(...)]")
+            raise ConfigError(f"key part {part!r:.80} is not a dependency, expected Annotated[..., Depends(...)]")
         return inspect.Parameter(name, keyword, annotation=part)
     return inspect.Parameter(name, keyword, default=part if isinstance(part, params.Depends) else params.Depends(part))
 

@@ -74,7 +74,7 @@ class LimitGate:
         def show_limits() -> None:
             """Show the limits of each route."""
             if middleware.gate is None:
-                click.echo("LimitGate is switched off.")
+                click.echo("LimitGate is disabled.")
                 return
             click.echo(overview([middleware.gate.rules.rule_set], list(routes_of(app))))
             if settings.shadow:
@@ -83,7 +83,7 @@ class LimitGate:
 
 def _check_is_flask(app: object) -> None:
     if not isinstance(app, Flask):
-        message = f"{type(app).__qualname__} is no Flask application, expected one; limitgate.LimitGate is for all of ASGI"
+        message = f"{type(app).__qualname__} is not a Flask application, expected one; limitgate.LimitGate is for ASGI"
         raise ConfigError(message)
 
 
@@ -174,7 +174,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_of(
         __name__,
         {
-            "Limiter": "from limitgate.flask import LimitGate, or from limitgate import Limiter for what is no request",
+            "Limiter": "from limitgate.flask import LimitGate, or, outside of requests, from limitgate import Limiter",
             "exempt": "from limitgate import exempt",
             "limit": "from limitgate import limit",
         },

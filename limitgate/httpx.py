@@ -18,15 +18,15 @@ class AsyncRateLimitTransport(
 ):
     """Rate-limited transport: ``httpx.AsyncClient(transport=AsyncRateLimitTransport("10/second"))``. For asyncio.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
-    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. ``limiter`` is an `AsyncLimiter`
-    or a store URL, by default ``memory://``; the transport closes a store that it opened.
+    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; requests with the key None
+    aren't limited. Without ``limits``, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply.
+    ``limiter`` is an `AsyncLimiter` or a store URL, by default ``memory://``; the transport closes a store that it opened.
 
-    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
-    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
+    After a 429, the transport repeats the request if ``repeatable`` returns True (by default for idempotent methods) and its
+    body is in memory. Otherwise, or if the wait would be too long or the host is overloaded, it raises `RateLimited`.
+    ``options`` are `ClientOptions`. ``transport`` is the wrapped transport, by default a new one of httpx.
 
-    ``transport`` is the wrapped transport, by default a new one of httpx.
+    Raises `ConfigError` for limits that can't book turns or be ``strict``, and `TypeError` for an unknown option.
     """
 
     _library = httpx

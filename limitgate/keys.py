@@ -68,7 +68,7 @@ class Key:
         """Return labels and values for display."""
         found = {}
         for labels in self._labels:
-            # One after the other, as for the key: a later alternative may be slow to find.
+            # Stop at the first one, as for the key: a later alternative may be slow to find.
             others = [label for label in labels if label != "global"]
             values = ((label, part_of(subject, label)) for label in others)
             present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
@@ -101,7 +101,7 @@ class Key:
 
 
 class PreparedKey:
-    """Lacks only the client's parts."""
+    """A key that lacks only the client's parts."""
 
     __slots__ = ("_route", "_text", "digest", "is_by_address", "prefix", "tail")
 
@@ -176,11 +176,11 @@ def value_of(value: object, name: str) -> Value:
 
 
 def text_of(value: object, name: str) -> str | None:
-    """None if missing, see `user_id`. Raises `TypeError` without an id."""
+    """Return None for a missing part, see `user_id`. Raises `TypeError` without an id."""
     try:
         return user_id(value)
     except NoIdError as error:
-        raise TypeError(f"key part {name} gave {error}") from None
+        raise TypeError(f"key part {name} returned {error}") from None
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:

@@ -47,6 +47,7 @@ class LimitGate(Around):
     create middleware late: an error then fails the lifespan startup, or every request without lifespan events.
     """
 
+    NAME: ClassVar[str] = "LimitGate"
     PUT_AROUND: ClassVar[str] = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES: ClassVar[tuple[str, ...]] = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
@@ -64,7 +65,7 @@ class LimitGate(Around):
             )
         try:
             if accepts(app, 2) and not accepts(app, 3):
-                raise ConfigError(f"{_name_of(app)} is called as WSGI has it, expected LimitGateWSGI around it")  # noqa: TRY301
+                raise ConfigError(f"{_name_of(app)} has the parameters of a WSGI application, expected LimitGateWSGI around it")  # noqa: TRY301
             built = build_gate(self.routes_of(app), open_store, **options)
             check_refuses(built.on_denied, "scope", "receive", "send")
         except (ConfigError, TypeError) as error:
@@ -264,7 +265,7 @@ def _forget(token: MarksToken | None) -> None:
 
 def _check_is_application(app: Any, put_around: str) -> None:
     if isinstance(app, str):
-        raise ConfigError(f"{app!r:.80} is no application, expected {put_around}")
+        raise ConfigError(f"{app!r:.80} is not an application, expected {put_around}")
     if getattr(app, "__globals__", {}).get("__name__") == "django.core.handlers.exception":
         raise ConfigError("this is in MIDDLEWARE of Django, expected 'limitgate.django.LimitGateMiddleware' there")
 
@@ -291,6 +292,7 @@ class LimitGateWSGI(Around):
     Raises `ConfigError` for invalid options or rules, and with ``require_store`` `StoreError`.
     """
 
+    NAME: ClassVar[str] = "LimitGateWSGI"
     PUT_AROUND: ClassVar[str] = "app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules=...)"
     ENTRANCES: ClassVar[tuple[str, ...]] = ("wsgi_app", "wsgi")
     app: WSGIApp
@@ -302,7 +304,9 @@ class LimitGateWSGI(Around):
         self.options: WSGIOptions = options
         _check_is_application(app, self.PUT_AROUND)
         if accepts(app, 3) and not accepts(app, 2):
-            error = ConfigError(f"{_name_of(app)} is called as ASGI has it, expected app.add_middleware(LimitGate, rules=...)")
+            error = ConfigError(
+                f"{_name_of(app)} has the parameters of an ASGI application, expected app.add_middleware(LimitGate, rules=...)"
+            )
             _tell_server(error)
             raise error
         built = build_gate(wsgi_routes(app), open_sync_store, **options)
@@ -408,7 +412,7 @@ def _check_awaits_nothing(gate: Gate) -> None:
     check_is_plain(gate.identify, "identify")
     for tier, rules in gate.rules.rule_set.tiers.items():
         for rule in rules:
-            check_is_plain(rule.limits_by, f"the callable that gives the limits of rule {rule.name!r} of tier {tier}")
+            check_is_plain(rule.limits_by, f"the callable that returns the limits of rule {rule.name!r} of tier {tier}")
 
 
 def _is_all_there(chunks: Iterable[bytes], environ: dict[str, Any]) -> bool:

@@ -154,7 +154,7 @@ def _report_unreadable(file: str, error: str) -> None:
 
 
 class _Metrics:
-    """In files in multiprocess mode, otherwise in memory."""
+    """Keeps values in files in multiprocess mode, otherwise in memory."""
 
     def __init__(self) -> None:
         self._series: dict[Instrument, dict[tuple[str, ...], Sequence[Any]]] = {each: {} for each in INSTRUMENTS}

@@ -41,16 +41,11 @@ def repeatable(request: PreparedRequest) -> bool:
 class RateLimitAdapter(ThrottledClient, BaseAdapter):
     """Rate-limited adapter: ``session.mount("https://", RateLimitAdapter("10/second"))``. Thread-safe.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
-    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
-    request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the adapter closes a store that it opened.
+    ``limits``, ``limiter`` (a `Limiter` or a store URL), ``key``, ``repeatable``, ``options`` and errors are as in
+    `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
-    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
-    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
-
-    ``adapter`` is the wrapped adapter, whose own retries are invisible here. Those that respect ``Retry-After`` repeat a 429:
-    use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
+    ``adapter`` is the wrapped adapter. Its retries take no turn of their own, and if they respect ``Retry-After``, they also
+    repeat a 429: use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
     """
 
     def __init__(

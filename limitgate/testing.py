@@ -1,4 +1,4 @@
-"""For tests of limited applications: `off`, `frozen` and `reset`, for the whole process, objects made before included.
+"""For tests of limited applications: `off`, `frozen` and `reset`, for all objects in the process.
 
 `off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and each Redis by memory.
 """
@@ -52,8 +52,8 @@ _ASK_REDIS = (
 def off() -> AbstractContextManager[None]:
     """Disable all limits in a ``with`` block. Stores are not used.
 
-    Requests pass as if exempt: decision None, no rate headers, no gate needed. Limiters admit everything; ``ban`` and
-    ``configure`` have no effect. Outbound clients send at once. Running requests keep their decision. May be nested.
+    Requests pass as if exempt: the decision is None, and there are no rate headers. Limiters admit everything; ``ban`` and
+    ``configure`` have no effect. Outbound clients send at once. Running requests keep their decision. Blocks can be nested.
     """
     return _Block(_OFF, lambda: None)
 
@@ -61,8 +61,8 @@ def off() -> AbstractContextManager[None]:
 def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenClock]:
     """Stop the clock of all stores in a ``with`` block, which receives a `FrozenClock`.
 
-    ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. Waiting takes no time: it advances
-    the clock. Redis is not used: its buckets are in memory, empty at first, shared by URL. If nested, the inner clock applies.
+    ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. A wait takes no time and advances
+    the clock. Redis is replaced by memory, empty at first and shared by URL. If blocks are nested, the inner clock applies.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 
@@ -70,7 +70,7 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
 def reset() -> None:
     """Remove all buckets and bans from memory stores. Named configurations, and data in Redis, stay.
 
-    Outbound clients and adaptive limits forget what they learned, and requests in flight.
+    Outbound clients and adaptive limits forget what they have learned, and requests in flight.
     """
     for store in living(MemoryStore):
         store.forget()
@@ -120,7 +120,7 @@ class FrozenClock:
         return max(self._reached, self._monotonic + (self._now - self._began) / _SECOND)
 
     def require_running_clock(self) -> None:
-        """Nothing: waiting advances this clock."""
+        """Do nothing, because a wait advances this clock."""
 
     def sleep(self, seconds: float, wake: Event | None = None) -> None:
         """Advance, unless another thread has set ``wake``."""
@@ -274,7 +274,7 @@ def _asks_memory(name: str) -> Callable[..., Any]:
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """None for other stores."""
+    """Return None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
             where = store._dialer._where  # noqa: SLF001 - only tests need it
@@ -325,11 +325,9 @@ class _NullStore:
     async def afleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
         return self.fleet(request)
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+    def close(self) -> None: ...
 
-    async def aclose(self) -> None:
-        """Nothing to let go of."""
+    async def aclose(self) -> None: ...
 
 
 _NULL_STORE = _NullStore()

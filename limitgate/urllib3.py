@@ -61,16 +61,11 @@ def repeatable(request: Request) -> bool:
 class RateLimitPoolManager(ThrottledClient, PoolManager):
     """Rate-limited pool manager: ``RateLimitPoolManager("10/second").request("GET", url)``. Thread-safe.
 
-    ``limits`` count by ``key``, a callable that returns the key of a request, by default the host; None isn't limited. Without
-    limits, only the service's ``Retry-After``, ``RateLimit`` and ``X-RateLimit`` fields apply. Each followed redirect is a
-    request. ``limiter`` is a `Limiter` or a store URL, by default ``memory://``; the manager closes a store that it opened.
+    ``limits``, ``limiter`` (a `Limiter` or a store URL), ``key``, ``repeatable``, ``options`` and errors are as in
+    `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
-    After a 429, the request is sent again if ``repeatable`` returns True, by default for idempotent methods, and its body is in
-    memory. Otherwise raises `RateLimited`, also for a wait that is too long and for an overloaded host. ``options`` are
-    `ClientOptions`. Raises `ConfigError` for limits that can't book turns or be ``strict``, `TypeError` for an unknown option.
-
-    ``manager`` is the wrapped `PoolManager`. Its retries take a turn each after another status or a broken body. Failed
-    connections are retried within a turn, or with ``adaptive`` or ``throttle`` in a new one.
+    ``manager`` is the wrapped `PoolManager`. Its retries after another status or a broken body take a new turn. It retries
+    failed connections within a turn, or with ``adaptive`` or ``throttle`` in a new one.
     """
 
     def __init__(

@@ -393,7 +393,7 @@ def test_what_is_configured_meanwhile_has_no_effect() -> None:
     with Limiter("memory://") as limiter:
         with off():
             limiter.configure("orders", "1/minute")
-        with pytest.raises(ConfigError, match="nothing is configured"):
+        with pytest.raises(ConfigError, match="no limits are configured"):
             limiter.hit("key", Configured("orders"))
         limiter.configure("orders", "5/minute")
         with off():
@@ -583,7 +583,7 @@ def test_stores_on_redis_share_buckets_by_their_url() -> None:
         assert other.hit("key", "1/minute").allowed
         limiter.configure("orders", "1/minute")
         assert asyncio.run(asynchronous.hit("key", Configured("orders"))).limit == 1
-        with pytest.raises(ConfigError, match="nothing is configured"):
+        with pytest.raises(ConfigError, match="no limits are configured"):
             other.hit("key", Configured("orders"))
 
 

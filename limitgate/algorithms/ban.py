@@ -123,7 +123,7 @@ def ttl_us(state: int, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
-    """Only for the cost whose waits are known."""
+    """True only for the cost whose waits are known."""
     return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 

@@ -142,7 +142,7 @@ class Algorithm(Protocol):
 
     @property
     def left_after(self) -> LeftAfter | None:
-        """None without plain plans, see `limitgate.limits.template`."""
+        """Return None without plain plans, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
         """Return what was expected of an unsupported limit."""
@@ -260,8 +260,7 @@ class ForOne(Protocol):
     def date(self, limit: LimitNumbers) -> int: ...
     def encode_charge(self, limit: LimitNumbers, cost: int, date: int) -> Sequence[int]: ...
 
-    def decode_state(self, facts: Sequence[int]) -> State:
-        """Decode the reported state."""
+    def decode_state(self, facts: Sequence[int]) -> State: ...
 
 
 class Each:

@@ -1,8 +1,7 @@
 """Fixed window: a count per calendar window, reset at the start of the next one.
 
-A state is the usage and the remaining µs of the window. Around a boundary, twice the count can pass. Windows begin at
-multiples of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`. With
-``align="first-request"`` a window starts at the first request after the previous one.
+A state is the usage and the remaining µs of the window. Around a boundary, twice the count can pass. Windows begin at multiples
+of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`.
 """
 
 from __future__ import annotations
@@ -58,15 +57,13 @@ def check(limit: LimitNumbers) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
     if limit.months and limit.align == FIRST_REQUEST:
-        return "align to be utc or a time zone: a month begins on its first day"
+        return "align utc or a time zone, because a month begins on its first day"
     if limit.align in (None, *ALIGNED):
         return None
     if not is_zone(limit.align):
-        return (
-            f"align to be utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}{_cure(limit.align)}"
-        )
+        return f"align utc, first-request or a time zone such as Europe/Berlin, not {limit.align!r:.80}{_cure(limit.align)}"
     if limit.period % DAY:
-        return "a period of whole days where windows are those of a time zone; shorter ones begin by UTC"
+        return "a period of whole days for windows in a time zone; shorter windows begin by UTC"
     return None
 
 

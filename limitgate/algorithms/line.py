@@ -46,8 +46,6 @@ class Action(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """A request in a line."""
-
     name: int
     tenant: int
     start: int

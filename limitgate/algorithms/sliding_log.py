@@ -1,10 +1,8 @@
 """Sliding log: records every admitted request for one period, so that no period ever has more than the count.
 
 Exact, but needs an entry per request. A waiting request has an entry at its future turn. A refunded turn leaves the log unless
-later turns follow. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
-
-In Redis, requests cost 2.1 times as much as with GCRA. Expired entries are removed once they are an eighth of the log, which
-takes 0.4 ms for 10,000. Refunds take up to 2 ms for 5,000 entries.
+later turns follow. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead. In Redis, requests cost 2.1 times
+as much as with GCRA.
 
 In this process a state is a `Log`; from Redis it is a `LogReport`, which suffices until the oldest entry expires.
 """
@@ -91,8 +89,6 @@ class Log(NamedTuple):
 
 
 class LogReport(NamedTuple):
-    """A log as reported by the script."""
-
     used: int
     cost: int
     wait: int
@@ -179,7 +175,7 @@ def used(state: State, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Exact for the reported cost of a `LogReport`, an upper bound for other costs."""
+    """Return an exact wait for the reported cost of a `LogReport`, otherwise an upper bound."""
     if not cost:
         return 0
     if cost > limit.burst:

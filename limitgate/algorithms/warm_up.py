@@ -41,7 +41,7 @@ def check(limit: LimitNumbers) -> str | None:
         return "a warm_up of at least 1 ms"
     if limit.full >= MAX_FULL:
         most = (MAX_FULL - 1) // limit.count / 1_000_000
-        return f"a warm_up of at most {most:g} s, so that it is exact; more where the same rate is written with a smaller count"
+        return f"a warm_up of at most {most:g} s, to be exact; for a longer one, write the same rate with a smaller count"
     return None
 
 

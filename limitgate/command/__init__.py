@@ -13,7 +13,7 @@ def main() -> None:
         with extra("cli", "click", "rich"):
             # Verbs import rich late, so look for it before one of them changes anything.
             require("rich")
-            from limitgate.command.group import limitgate  # noqa: PLC0415 - the extra may be missing
+            from limitgate.command.group import limitgate
     except ModuleNotFoundError as error:
         sys.stderr.write(f"limitgate: {error}\n")
         sys.exit(2)

@@ -151,12 +151,12 @@ def routes_of(app: Any) -> list[Listed]:
     """Return the routes of any application, none if it shows none. Raises `click.UsageError`."""
     with failing("the routes of the application", "", READABLE):
         if any(map(is_of_django, inwards(app))):
-            from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
+            from limitgate.routes.django import routes_of as routes_of_django
 
             return routes_of_django()
         flask = next((each for each in inwards(app) if hasattr(each, "url_map") and hasattr(each, "view_functions")), None)
         if flask is not None:
-            from limitgate.flask import routes_of as routes_of_flask  # noqa: PLC0415 - the application uses Flask
+            from limitgate.flask import routes_of as routes_of_flask
 
             return list(routes_of_flask(flask))
         return starlette.routes_of(app)
@@ -178,8 +178,8 @@ def gates(app: Any) -> Iterator[GateAround]:
 
 
 def _gates(app: Any) -> Iterator[GateAround]:
-    from limitgate.middleware import LimitGate, LimitGateWSGI  # noqa: PLC0415 - imports the gate, which `check` does without
-    from limitgate.rules.settings import GateSettings  # noqa: PLC0415 - as above
+    from limitgate.middleware import LimitGate, LimitGateWSGI
+    from limitgate.rules.settings import GateSettings
 
     for each in inwards(app):
         if isinstance(each, LimitGate | LimitGateWSGI):
@@ -187,7 +187,7 @@ def _gates(app: Any) -> Iterator[GateAround]:
             rules = rules_of(GateSettings(**each.options).rules) if each.gate is None else each.gate.rules.rule_set
             yield GateAround(door, rules, each.options)
         if is_of_django(each):
-            from limitgate.django.middleware import options  # noqa: PLC0415 - needs Django's settings
+            from limitgate.django.middleware import options
 
             if (given := GateSettings(**options()).rules) is not None:
                 yield GateAround("django", rules_of(given), options())

@@ -141,8 +141,6 @@ class ClientState(NamedTuple):
 
 
 class Opened:
-    """The open store of a service, if it has rules or an application."""
-
     def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
         self.service = named
         self.names = settings.names
@@ -172,14 +170,12 @@ class Opened:
         return self.carried_out(operations)
 
     def carried_out(self, operations: RuleBucketOperations) -> RuleBucket:
-        """Return a bucket with operations on this store."""
         measured = measures_silence(self.store)
         return RuleBucket(operations, lambda flow: run(self.store, flow, Budget(self.timeout, measured=measured)))
 
 
 @contextmanager
 def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
-    """Open the selected store. Raises `click.UsageError`."""
     if rules is None and options.get("rule") and options["app"] is None:
         rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
@@ -201,7 +197,6 @@ Use = Literal["peek", "reset", "ban"]
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
-    """Return the selected state. Raises `click.UsageError` and `ConfigError`."""
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
@@ -284,7 +279,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-    """Invalid limits of a caller give way to the rule's, as in the service."""
+    """A caller's invalid limits are replaced by the rule's, as in the service."""
     own = parts.get("caller")
     if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
         say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
@@ -301,19 +296,19 @@ def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequen
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """A caller named by id may have limits that only ``identify`` knows, which a reset would miss."""
+    """A caller named by id may have limits that only ``identify`` knows. A reset would miss them."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
         return
     told = (
-        f"the application's identify may give this caller limits of its own; those of rule {rule.name} "
-        f"are {listed([*map(str, rule.every_limit)])}"
+        f"the application's identify may give this caller other limits than those of rule {rule.name}, "
+        f"{listed([*map(str, rule.every_limit)])}"
     )
     expected = "expected --limits with those of this caller, or its --api-key or -H"
     if use == "reset":
         raise click.UsageError(f"{told}; {expected}")
-    say(f"limitgate: {told}; {expected} if they are others", err=True)
+    say(f"limitgate: {told}; if they differ, {expected}", err=True)
 
 
 def _has_one_bucket(rule: Rule) -> bool:
@@ -333,7 +328,7 @@ def _request(asked: Service, options: Options) -> Request:
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
-    """Prefer the rule of the client's tier, or a limit in code."""
+    """Return the rule of the client's tier, or a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -380,7 +375,7 @@ def _as_sent(value: str) -> str:
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Possible paths of the key: templates, or None for the rule's pattern."""
+    """Return possible paths of the key: templates, or None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -465,7 +460,7 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if a service with known routes has other buckets."""
+    """Warn if the service knows its routes, and so has other buckets."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(
@@ -488,7 +483,7 @@ def document_of(text: str | None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"--body is no JSON: {error}, expected for example '{{\"user\": 7}}'") from error
+        raise click.UsageError(f"--body is not JSON: {error}, expected for example '{{\"user\": 7}}'") from error
 
 
 def _shown(label: str, value: object, names: Names) -> str:

@@ -57,9 +57,9 @@ def _escaped(line: str) -> str:
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """Print a table without frames, for other tools."""
-    from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
@@ -126,7 +126,6 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision) -> None:
-    """Print a decision: enforced rules, shadow rules, and windows."""
     shadows: dict[str, bool] = {}
     for each in decision.standings:
         if not each.charge.enforced and each.charge.rule is not None:

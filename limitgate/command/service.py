@@ -61,8 +61,6 @@ Lines = Iterable[tuple[str, str]]
 
 @dataclass(eq=False)
 class Service:
-    """A service: rules, settings, routes, and simulated requests."""
-
     rules: RuleSet
     settings: Settings
     _app: Any = None
@@ -77,7 +75,7 @@ class Service:
         if self._app is None:
             return NoRoutes()
         if self._door == "django":
-            from limitgate.routes.django import DjangoRoutes  # noqa: PLC0415 - needs Django's settings
+            from limitgate.routes.django import DjangoRoutes
 
             return DjangoRoutes()
         return asgi_routes(self._app) if self._door == "asgi" else wsgi_routes(self._app)
@@ -142,9 +140,9 @@ class Service:
         environ = _environ(method, target, peer, headers, user)
         if self._door == "wsgi":
             return WSGIRequest(environ)
-        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest  # noqa: PLC0415 - needs Django
+        from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest
 
-        from limitgate.django.middleware import DjangoRequest  # noqa: PLC0415 - needs Django
+        from limitgate.django.middleware import DjangoRequest
 
         return DjangoRequest(DjangoWSGIRequest(environ))
 
@@ -171,7 +169,6 @@ def lenient(identify: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 
 def tell_unidentified(expected: str) -> None:
-    """Warn that ``identify`` returned no caller."""
     told = "identify found no caller for these headers (the application's startup was not run)"
     say(f"limitgate: {told}; if the service knows the caller, expected {expected}", err=True)
 

@@ -54,7 +54,7 @@ def check(**_: Any) -> list[CheckMessage]:
     if len(ours) > 1:
         hint = f"Keep one {_OURS!r} in MIDDLEWARE."
         messages.append(
-            Error("LimitGateMiddleware is there twice, so rules are charged twice.", hint=hint, id="limitgate.E005")
+            Error("LimitGateMiddleware is listed twice, so rules are charged twice.", hint=hint, id="limitgate.E005")
         )
     if ours:
         messages += _order(middleware[ours[0] :], rules, marks)
@@ -77,8 +77,8 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
         return [Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E002")], []
     messages: list[CheckMessage] = []
     if counts_alone and not settings.DEBUG:
-        message = "LIMITGATE: the store is memory://, so each process limits by itself and forgets when it restarts."
-        hint = "Set LIMITGATE['STORE'] to 'redis://...', or silence this where one process serves alone."
+        message = "LIMITGATE: the store is memory://, so each process counts separately, and a restart resets the counts."
+        hint = "Set LIMITGATE['STORE'] to 'redis://...', or silence this check if a single process serves."
         messages.append(Caution(message, hint=hint, id="limitgate.W001"))
     try:
         tiers = rules_of(read.rules).tiers
@@ -93,7 +93,7 @@ def _is_memory(store: Any) -> bool:
         store = open_sync_store(store)
         store.close()
     elif not isinstance(store, SyncStore | AsyncStore):
-        raise ConfigError(f"store: {store!r:.80} is no store, expected a URL or a store")
+        raise ConfigError(f"store: {store!r:.80} is not a store, expected a URL or a store")
     return isinstance(store, MemoryStore)
 
 
@@ -107,17 +107,17 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
     limits = [*rules, *(mark for mark in marks if isinstance(mark, Rule))]
     by_user = sorted({rule.name for rule in limits if rule.key_asks("user")})
     if by_user and any(_is(each, _AUTHENTICATION) for each in behind):
-        message = f"LimitGateMiddleware stands before AuthenticationMiddleware, but {listed(by_user)} goes by the user."
+        message = f"LimitGateMiddleware is above AuthenticationMiddleware, but {listed(by_user)} counts by user."
         hint = f"Move {_OURS!r} below {_AUTHENTICATION!r} in MIDDLEWARE."
         yield Error(message, hint=hint, id="limitgate.E006")
     if marks and any(_is(each, _LOCALE) for each in behind) and is_language_prefix_patterns_used(settings.ROOT_URLCONF)[0]:
-        message = "LimitGateMiddleware stands before LocaleMiddleware, so it cannot find decorated views below i18n_patterns."
+        message = "LimitGateMiddleware is above LocaleMiddleware, so it cannot find decorated views below i18n_patterns."
         hint = f"Move {_OURS!r} below {_LOCALE!r} in MIDDLEWARE."
         yield Error(message, hint=hint, id="limitgate.E007")
 
 
 def _middleware() -> list[Any]:
-    """In order; None for import errors, which Django reports."""
+    """Return the middleware in order; None for import errors, which Django reports."""
     classes = []
     for path in settings.MIDDLEWARE:
         try:
@@ -128,7 +128,7 @@ def _middleware() -> list[Any]:
 
 
 def _marks() -> list[Mark]:
-    """None if views can't be imported, which Django reports."""
+    """Return None if views can't be imported, which Django reports."""
     try:
         return [mark for view in views(get_resolver()) for mark in all_marks(view)]
     except Exception:  # noqa: BLE001 - modules of the project may raise anything

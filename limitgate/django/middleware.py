@@ -133,7 +133,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """None for an admitted request; may be an awaitable."""
+        """Return None for an admitted request; may return an awaitable."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:
@@ -225,7 +225,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """In a copy of the scope, which outer code may share."""
+    """Leave in a copy of the scope, which outer code may share."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -300,7 +300,7 @@ def options() -> DjangoOptions:
         for option in map(str.upper, Settings.model_fields):
             if getattr(settings, f"{PREFIX}{option}", None) is not None:
                 raise ConfigError(
-                    f"settings have {PREFIX}{option}, which nobody reads, expected LIMITGATE = {{{option!r}: ...}}"
+                    f"settings have {PREFIX}{option}, which has no effect, expected LIMITGATE = {{{option!r}: ...}}"
                 )
         return {}
     if not isinstance(mapping, Mapping):
@@ -312,7 +312,7 @@ def options() -> DjangoOptions:
             expected = expected_of(option, sorted(Settings.model_fields))
             raise ConfigError(f"LIMITGATE: unknown option {name!r:.80}, {expected}, in upper or lower case")
         if option in chosen:
-            raise ConfigError(f"LIMITGATE: option {option!r} is there twice, expected it in upper or in lower case")
+            raise ConfigError(f"LIMITGATE: option {option!r} is set twice, expected it in upper or in lower case")
         chosen[option] = value
     return cast("DjangoOptions", chosen)
 

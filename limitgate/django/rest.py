@@ -69,9 +69,10 @@ class BodyUnread(APIException):  # type: ignore[misc]  # as above
 class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typed
     """Base class of throttles: ``class Burst(Throttle): limits = ("10/minute", "100/day")``.
 
-    Use it in ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES``, with `LimitGateMiddleware`, whose rules are charged with it
-    atomically. Other options of a `Rule` are attributes, see `ThrottleOptions`. The key part ``user`` is REST framework's user.
-    Views with the same throttle share its limits, unless the key has the part ``path``. Raises `ConfigError` like `Rule`.
+    Use it in ``throttle_classes`` or ``DEFAULT_THROTTLE_CLASSES``, with `LimitGateMiddleware`. It is charged atomically with
+    the rules of the middleware. Other options of a `Rule` are attributes, see `ThrottleOptions`. The key part ``user`` is REST
+    framework's user. Views with the same throttle share its limits, unless the key has ``path``. Raises `ConfigError` like
+    `Rule`.
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
@@ -147,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """By the class's scope; None for no limit or a view's scope."""
+    """The rule by the class's scope; None for no limit or a view's scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()

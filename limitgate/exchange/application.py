@@ -1,7 +1,7 @@
 """The application inside a gate: base of the middleware, handlers of refusals, and `limitgate.usage`.
 
-The application answers refusals by its framework's handlers for `RateLimited` and status 429, not by more general ones. In
-Flask and Quart, the first ``before_request`` function raises the refusal, so that blueprints and ``after_request`` work.
+The application's handlers for `RateLimited` and status 429 answer refusals, but not more general handlers. In Flask and Quart,
+the first ``before_request`` function raises the refusal, so that blueprints and ``after_request`` work.
 """
 
 from __future__ import annotations
@@ -106,8 +106,6 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Denials(NamedTuple):
-    """Finds the application that answers a refusal."""
-
     find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
     are_handlers: bool
     """True if the framework may have called a handler."""
@@ -182,7 +180,7 @@ async def _response_of_litestar(app: Any, handler: Callable[..., Any], error: Ra
 
 
 OF_LIMITERS = {
-    "check": "nothing, as requests are checked before the application runs; in its midst limitgate.Limiter.hit",
+    "check": "nothing, because LimitGate checks requests before the application runs; inside a view limitgate.Limiter.hit",
     "current_limit": "usage(request) of limitgate, under ASGI await ausage(request)",
     "enabled": "the option enabled; in tests off() of limitgate.testing",
     "exempt": "@exempt of limitgate",
@@ -203,6 +201,7 @@ class Around:
     app: Any
     options: Mapping[str, Any]
     """The command finds the same keys and clients with them."""
+    NAME: ClassVar[str]
     PUT_AROUND: ClassVar[str]
     ENTRANCES: ClassVar[tuple[str, ...]]
 
@@ -237,7 +236,7 @@ class Around:
         if gate is None or gate.has_begun or gate.outages.has_answered or sys.is_finalizing():
             return
         if time.time() - gate.loads.at < AT_ONCE:
-            Diagnosis.DROPPED.log(type(self).__name__, self.PUT_AROUND)
+            Diagnosis.DROPPED.log(self.NAME, self.PUT_AROUND)
 
 
 _PLACES = ("scope", "environ", "META", "env")
@@ -246,11 +245,11 @@ _PLACES = ("scope", "environ", "META", "env")
 def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[Window, ...]:
     """Return the state of the limits for the caller of a request, in WSGI applications. Charges nothing.
 
-    ``request`` is an environ, or a request of any framework with an environ. ``rule_names`` selects rules of the caller's tier;
+    ``request`` is an environ, or a framework's request with an environ. ``rule_names`` selects rules of the caller's tier;
     without names, you get all rules that apply. If a named rule counts by ``path`` and doesn't apply, pass the route template
-    as ``path``, for example ``/items/{id}``. Makes one call to the store.
+    as ``path``, such as ``/items/{id}``. Calls the store once. The result is empty if LimitGate is off, if the request is
+    exempt and you pass no names, or if the headers are too large.
 
-    The result is empty if LimitGate is off, if the request is exempt and you pass no names, or if the headers are too large.
     Raises `StoreError` whatever ``on_error`` is, and `ConfigError` for an unknown rule, a missing ``path``, or outside a
     request.
     """
@@ -284,8 +283,10 @@ def _exchange_of(request: object, function: str) -> Exchange | None:
     if not isinstance(place, Mapping):
         raise TypeError(f"request is a {type(request).__name__}, expected a framework's request, a scope or an environ")
     if EXCHANGE not in place:
-        raise ConfigError(f"{function} was called where no LimitGate has let a request in, expected one around the application")
+        raise ConfigError(
+            f"{function} was called for a request that no LimitGate has admitted, expected one around the application"
+        )
     exchange: Exchange | None = place[EXCHANGE]
     if exchange is not None and exchange.open_admission().settlement.is_over:
-        raise ConfigError(f"{function} was called when the request was over, expected it before")
+        raise ConfigError(f"{function} was called after the request, expected the call during it")
     return exchange if switch.null_store is None else None

@@ -76,7 +76,7 @@ def _handles_refusal() -> bool:
 
 
 def marked_as_coroutine(function: F) -> F:
-    """For adapters such as asgiref's, which look for coroutine functions."""
+    """Mark a callable for adapters such as asgiref's, which look for coroutine functions."""
     if hasattr(inspect, "markcoroutinefunction"):
         inspect.markcoroutinefunction(function)
     else:
@@ -184,8 +184,6 @@ class ReceiveBuffer:
 
 
 class ASGIExchange(Exchange):
-    """One ASGI request between application and server."""
-
     awaits = True
     scope: Scope
     _is_answered = False
@@ -368,7 +366,7 @@ class ASGIExchange(Exchange):
                 await self.gate.refunds.asettle(admission)
         elif self._is_closed:
             if admission.refusal is None and kind != "websocket.close":
-                raise OSError("the WebSocket was closed, as its messages came too fast")
+                raise OSError("the WebSocket was closed because its messages came too fast")
         elif (admission.has_slots or admission.has_news) and kind in _LASTS and not message.get("more_body"):
             await self._send_last(message)
         else:
@@ -399,7 +397,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _send_wholly(self, message: Message) -> None:
-        """Wait for room for another message. Servers such as uvicorn wait before they accept one."""
+        """Wait until another message could be sent; servers such as uvicorn wait only before they accept one."""
         if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
@@ -408,7 +406,7 @@ class ASGIExchange(Exchange):
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
         """Send the refusal of a further limit, unless a response has begun.
 
-        ``has_asked_handlers``: the framework ran its handler.
+        ``has_asked_handlers``: the framework has called its handler.
         """
         refusal = self._admission.refusal
         if refusal is None or self._admission.has_begun:

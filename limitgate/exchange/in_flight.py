@@ -1,4 +1,4 @@
-"""Tracks requests under adaptive limits. While a client is slow to send or to read, other requests may use the permits."""
+"""Tracks requests under adaptive limits. While a client sends or reads slowly, other requests may use its permits."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Body:
 
 
 class SizedBody(Body):
-    """For servers that call `len`."""
+    """A body for servers that call `len`."""
 
     __slots__ = ()
 

@@ -1,10 +1,1 @@
-"""Shows what the processes of a service do, from snapshots that each writes to the store every 2 seconds.
-
-sketch.py      who uses a rule most: Space-Saving with a filter against floods; pure
-tally.py       collects from requests; counts and sketches off their way
-snapshot.py    one compact value per process; pure
-publisher.py   writes the snapshot of this process, in a task or a thread
-reader.py      the figures of all processes, for status, top, the page and the exporter
-actions.py     bans, pardons and resets of clients in the figures
-exporter.py    the same for Prometheus, kept while processes come and go
-"""
+"""Shows the state of a service's processes, from snapshots that each process writes to the store every 2 seconds."""

@@ -26,7 +26,7 @@ def client_bucket(
     listed = [] if found is None else [*found["most_refused"], *found["most_used"]]
     who = next((each["who"] for each in listed if each["key"] == key), None)
     if found is None or who is None:
-        raise ConfigError(f"rule {rule!r:.80} lists no client {key!r:.80}, expected one of those that the figures list")
+        raise ConfigError(f"rule {rule!r:.80} lists no client {key!r:.80}, expected a client in the figures")
     prefix = figures["prefix"]
     return f"{rule} {who}", RuleBucketOperations(
         [charges(f"{prefix}:{rule}:{key}", rule, found["limits"])], timeout, JournalFlows(prefix, timeout)

@@ -142,7 +142,7 @@ class FleetCollector:
         self._totals = Totals()
         self._is_restored = False
         self._known: dict[Series, list[float]] = {}
-        """None of them disappears or falls."""
+        """Series never disappear or fall."""
         self._saved_at = -math.inf
         self._lock = threading.Lock()
 

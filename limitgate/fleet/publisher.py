@@ -168,7 +168,7 @@ class Publisher:
             self._task = begin(self._awrite())
 
     def poll(self) -> None:
-        """Count what is queued, and write when due. Called by a thread."""
+        """`look`, called by a thread."""
         self._poller.seconds = self._count()
         if self._is_due():
             self._write()
@@ -274,18 +274,18 @@ class Publisher:
             yield calls
 
     def _tells_of_store(self) -> bool:
-        """Of the gates that share a store, the first tells of its calls and outages, because readers add them up."""
+        """Only the first of the gates that share a store reports its calls and outages, because readers add them up."""
         first = _tellers.get(self._store)
         teller = None if first is None else first()
         if teller is not None:
             return teller is self
         _tellers[self._store] = ref(self)
-        if first is not None:  # Another gate has told what was until now.
+        if first is not None:  # Another gate has reported everything so far.
             self._forget_store()
         return True
 
     def _forget_store(self) -> None:
-        """Tell only of what follows."""
+        """Report only later calls and outages."""
         self._outages_before = getattr(self._store, "outages", 0)
         calls = getattr(self._store, "calls", None)
         if calls is not None:

@@ -295,10 +295,10 @@ class FleetReader:
         if unreadable:
             return f"no snapshot can be read: {unreadable[0]}"
         if isinstance(self._store, MemoryStore):
-            return "memory:// shows this process only, and no gate of it uses this store, or its option fleet is off"
+            return "memory:// shows only this process, and no gate in it uses this store, or the option fleet is off"
         return (
-            f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service runs, it uses "
-            "another store, database or key_prefix, its option fleet is off, or the store is full or read-only"
+            f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service is "
+            "running, it uses another store, database or key_prefix, its option fleet is off, or the store is full or read-only"
         )
 
 
@@ -382,7 +382,7 @@ _readers: WeakKeyDictionary[Any, dict[str, FleetReader]] = WeakKeyDictionary()
 def reader_of(store: Any, key_prefix: str = "limitgate", *, timeout: float = 2.0) -> FleetReader:
     """Return the shared reader of a store. Raises `TypeError` for a store without snapshots."""
     if not isinstance(store, SyncFleetStore | AsyncFleetStore):
-        raise TypeError(f"a {type(store).__name__} keeps no snapshots, expected a MemoryStore or a store on Redis")
+        raise TypeError(f"a {type(store).__name__} cannot keep snapshots, expected a MemoryStore or a store on Redis")
     readers = _readers.setdefault(store, {})
     if key_prefix not in readers:
         readers[key_prefix] = FleetReader(store, key_prefix, timeout=timeout)

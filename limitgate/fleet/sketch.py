@@ -79,7 +79,7 @@ class Sketch:
                     self._since[key] = now
                 last[key] = now
             elif fill is not None and cells:
-                # The way of almost every name of a flood.
+                # Almost every name of a flood ends here.
                 cell = hash(key) % cells
                 filled = fill[cell] + count
                 if filled <= floor:
@@ -115,7 +115,7 @@ class Sketch:
         self._put(key, count, before, now)
 
     def _least(self) -> str:
-        """Finds all names with the least count at once, because a flood asks for many."""
+        """Find all names with the least count at once, because a flood asks for many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:

@@ -115,7 +115,7 @@ def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
         if len(packed) <= budget or most == 0:
             break
         most = min(most // 2, most * budget // len(packed))
-    # A process of thousands of rules.
+    # The process has thousands of rules.
     return packed if len(packed) <= LONGEST_SNAPSHOT else _HEAD + zlib.compress(json.dumps(_bare(snapshot)).encode(), 9)
 
 
@@ -175,7 +175,7 @@ def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
 def decode(packed: bytes) -> Snapshot:
     """Read a snapshot. Raises `UnreadableError`, whatever the bytes are."""
     if not packed.startswith(b"LG"):
-        raise UnreadableError("it is no snapshot")
+        raise UnreadableError("it is not a snapshot")
     if not packed.startswith(_HEAD):
         raise UnreadableError(f"it has version {packed[2]}, expected {VERSION}" if len(packed) > 2 else "it is cut off")
     if len(packed) > LONGEST_SNAPSHOT:
@@ -223,7 +223,7 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
 def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
     digests, told = kept["d"], [_text(each) for each in kept["m"]]
     if not _DIGESTS.fullmatch("".join(digests)):
-        raise ValueError("a key is no digest")
+        raise ValueError("a key is not a digest")
     keys = [digests[place] for place in _wholes(kept["z"][0])]
     hits, errors, since, last = map(_wholes, kept["z"][1:])
     if any(map(gt, errors, hits)):

@@ -1,7 +1,7 @@
-"""Collects who uses the rules of a gate, and who is refused.
+"""Collects which clients use the rules of a gate, and which are refused.
 
 A request only queues its reading. A timer or a thread counts the queue: the metrics of rules, and two sketches of clients per
-rule. A client with a counter is named by one of its requests, because its key is a digest.
+rule. One of a client's requests provides its name, because its key is a digest.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Tally:
             self.count(waits=False)
 
     def count(self, *, waits: bool = True) -> int:
-        """Count the queues; return the number of requests. Without ``waits``, leave it to another thread that counts."""
+        """Count the queues; return the number of requests. Without ``waits``, leave them to another thread that is counting."""
         counted = 0
         if not self.lock.acquire(blocking=waits):
             return 0
@@ -187,7 +187,7 @@ class _Pending:
 
     def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
         self._counter = counter
-        # Without what names a client, which would keep replaced rules.
+        # Without the functions that name clients, which would keep replaced rules alive.
         self.places: list[tuple[int, str, Clients]] = [(place, rule, clients) for place, rule, clients, _ in places]
         self._count_many = count_many
         self._defers = defers
@@ -240,7 +240,7 @@ def _taken(queue: list[T]) -> list[T]:
 
 
 class Queue:
-    """Uncounted readings of one prepared plan; takes the place of its counter.
+    """Uncounted readings of one prepared plan, in place of its counter.
 
     With ``defers``, they also count for metrics, by ``count_many``.
     """

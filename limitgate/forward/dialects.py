@@ -147,7 +147,7 @@ def _only(lines: Sequence[Header], dialect: Dialect, names: Sequence[bytes]) -> 
         return None
     if any(value != found[0][1] for _, value in found):
         families = listed(sorted({name.decode() for name, _ in found}), " and ")
-        told = f"{families} disagree" if len({name for name, _ in found}) > 1 else f"{families} is there twice"
+        told = f"{families} disagree" if len({name for name, _ in found}) > 1 else f"{families} occurs twice"
         raise UndescribedError(
             Diagnosis.DISAGREEING, dialect.place, told, PLACES, detail=f"{told}; expected one, or one of the paths {PLACES}."
         )

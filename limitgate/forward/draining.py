@@ -13,9 +13,9 @@ DRAIN_S = 0.5
 
 
 class Draining:
-    """Puts off the server's handler of SIGTERM by `DRAIN_S`, in which every answer closes its connection.
+    """Delays the server's handler of SIGTERM by `DRAIN_S`, in which every answer closes its connection.
 
-    Otherwise the server closes all idle connections at once, and loses the subrequests that are about to arrive there.
+    Otherwise the server closes idle connections at once, and loses the subrequests that are about to arrive on them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -23,7 +23,6 @@ class Draining:
         self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass everything on."""
         if scope["type"] == "lifespan":
             self._put_off()
         await self._app(scope, receive, _closing(send) if self._is_ending else send)

@@ -52,7 +52,7 @@ class ForwardGate:
     options. The first segment of a subrequest's path is ``/nginx``, ``/caddy``, ``/traefik``, ``/envoy`` or ``/haproxy``. Only
     peers in ``trusted_proxies`` may describe requests. ``/healthz`` answers 200 without a store call.
 
-    Raises `ConfigError` for invalid options, and for rules that need the response: ``charge_if``, ``concurrency``,
+    Raises `ConfigError` for invalid options, and for rules that need a response or body: ``charge_if``, ``concurrency``,
     ``adaptive``, ``max_delay``, ``body`` and ``per: message``.
     """
 
@@ -139,7 +139,7 @@ class ForwardGate:
                 scope[name] = request[name]
 
     def _note_missing(self, request: Scope, place: str, client: str, method: str) -> None:
-        """``client`` and ``method`` say what names them there."""
+        """``client`` and ``method`` name the headers that are missing there."""
         if not any(name == _FORWARDED_FOR for name, _ in request["headers"]):
             self._mistaken[Diagnosis.NO_CLIENT].log(place, place, client)
         if request["method"] == ANY_METHOD:
@@ -159,10 +159,10 @@ class ForwardGate:
 
 
 class DescribedGate(LimitGate):
+    NAME: ClassVar[str] = "ForwardGate"
     PUT_AROUND: ClassVar[str] = "app = ForwardGate(rules=...) in the module that the server imports"
 
     def routes_of(self, app: ASGIApp) -> Routes:
-        """Return routes without templates."""
         return DescribedRoutes()
 
 
@@ -201,7 +201,7 @@ def _peer(scope: Scope) -> str | None:
 
 
 def _told_by(scope: Scope, dialect: Dialect) -> str | None:
-    """Return what a peer describes a request by; None for a request that is no subrequest."""
+    """Return the dialect or headers by which a peer describes a request; None for a request that is no subrequest."""
     describing = (*dialect.uris, *dialect.methods, _FORWARDED_FOR)
     place = f"the path {dialect.place}" if dialect.name else None
     return next((name.decode() for name, _ in scope["headers"] if name in describing), place)

@@ -29,7 +29,6 @@ class Served:
         self._metrics = _metrics() if gate.reports_to_prometheus else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a subrequest, or a scrape."""
         if scope["type"] == "http" and scope["path"] == METRICS and self._metrics is not None:
             await self._metrics(scope, receive, send)
         elif scope["type"] == "lifespan" and self._grpc is not None:
@@ -62,7 +61,7 @@ class Served:
 
 
 def _metrics() -> ASGIApp:
-    """In multiprocess mode, this adds up all workers."""
+    """Return the metrics, in multiprocess mode the sum of all workers."""
     from prometheus_client import REGISTRY, CollectorRegistry  # noqa: PLC0415 - an extra
 
     from limitgate.prometheus import MultiProcessCollector, make_asgi_app  # noqa: PLC0415 - an extra

@@ -25,8 +25,6 @@ from limitgate.rules.decorators import Mark
 
 
 class Receipt(NamedTuple):
-    """Charges made for a request."""
-
     request_plan: RequestPlan
     plan: Plan
     """Partial if the store failed for some buckets."""
@@ -53,8 +51,6 @@ class Turn(NamedTuple):
 
 
 class PermitWait(NamedTuple):
-    """A wait for permits, before any charge."""
-
     rest: Flow[None]
 
 
@@ -87,7 +83,7 @@ def outcome_of(decision: Decision) -> Outcome:
 
 
 class Admission:
-    """The state of one request at one gate. `Gate.begin` sets attributes without a default."""
+    """The state of one request at one gate. `Gate.begin` sets the attributes that have no default."""
 
     request: Any
     rules: ActiveRules
@@ -133,7 +129,7 @@ class Admission:
     _budget: Budget | None = None
 
     def refuse(self, reading: PlainSpend, decision: Decision, refusal: Refusal, rules: Sequence[str | None]) -> None:
-        """Note a refusal, which no other outcome outweighs."""
+        """Record a refusal, which outweighs any other outcome."""
         pending = self.prepared.pending  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
         if pending is not None:
             pending.note_refusal(reading, rules, self)
@@ -175,7 +171,7 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """None if unknown, or after the request."""
+        """The caller; None if unknown, or after the request."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller
@@ -195,7 +191,7 @@ class Admission:
         return not (type(self.decision) is DeferredDecision and self.opened_settlement is None) and self.settlement.has_news
 
     def decide(self, outcome: Outcome, source: Source) -> None:
-        """Note an outcome unless a weightier one is known."""
+        """Record an outcome, unless a weightier one is known."""
         if outweighs(outcome, self.outcome):
             self._outcome, self._decided_by = outcome, source
 

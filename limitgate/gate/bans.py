@@ -132,7 +132,7 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
             if charge.bucket.algorithm is ban_algorithm:
                 return []
             refusing[id(compiled_rule)] = compiled_rule
-    # A ban of a client that no wait helps would promise one in its Retry-After.
+    # If waiting can't help, a ban must not promise an end in its Retry-After.
     if decision.degraded or math.isinf(decision.retry_after):
         return []
     rules = [(first[number], each, each.rule.ban) for number, each in refusing.items()]
@@ -175,7 +175,6 @@ class BanNotes:
                 self._start()
 
     async def asettled(self) -> None:
-        """Write this event loop's bans."""
         job = self._job
         if isinstance(job, asyncio.Task) and not job.done() and job.get_loop() is asyncio.get_running_loop():
             # A cancelled task writes them first.

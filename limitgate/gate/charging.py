@@ -224,7 +224,7 @@ def meter_response(admission: Admission, compiled_rules: Sequence[CompiledRule])
         return
     request = admission.request
     expected = rules[0].estimates.of(request)
-    # Without a body, such as a list of models, nothing is asked of a model.
+    # A request without a body, such as for a list of models, uses no model.
     if any(expected):
         answers = [rule.estimates.answers(request) for rule in rules]
         admission.meter = ResponseMeter(expected, answers, admission.settlement.note_usage)

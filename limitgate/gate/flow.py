@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 
 class Awaited(NamedTuple):
-    """A request to await something."""
-
     awaitable: Awaitable[Any]
     otherwise: str
     """Error text for sync code."""
@@ -33,7 +31,7 @@ class Awaited(NamedTuple):
 
 
 def limits_awaited(limits: Awaitable[Any]) -> Awaited:
-    return Awaited(limits, "the callable that gives a rule's limits is async, expected a plain function under WSGI")
+    return Awaited(limits, "the callable that returns a rule's limits is async, expected a plain function under WSGI")
 
 
 Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
@@ -173,4 +171,4 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
 
 
 def _keeps_no_config(store: object, method: str) -> ConfigError:
-    return ConfigError(f"{type(store).__name__} keeps no limits under a name, expected a store with the method {method}")
+    return ConfigError(f"{type(store).__name__} cannot keep limits under a name, expected a store with the method {method}")

@@ -45,7 +45,7 @@ class Gate:
         self.rules: ActiveRules = rules
         """Replaceable: a request reads them once."""
         self.has_begun: bool = False
-        """True after a decision without a first answer, see `Outages.has_answered`."""
+        """True after a decision that the store didn't make, see `Outages.has_answered`."""
         self.loads: ReloadStats = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
@@ -94,7 +94,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
+        """Decide about a request. With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -148,9 +148,8 @@ class Gate:
     def begin(self, request: Request, outer: Admission | None = None, known: tuple[Admission, Any] | None = None) -> Admission:
         """Find the caller, the rules and the keys for a request, without a store call.
 
-        With a ``plan``, have the store carry it out and pass the reading to `conclude`. With a ``rest``, run that flow.
-        Otherwise the request is decided. To continue a request, pass its admission and its caller as ``known``.
-
+        If the result has a ``plan``, have the store carry it out and pass the reading to `conclude`. If it has a ``rest``, run
+        that flow. Otherwise the request is decided. To continue a request, pass its admission, and its caller as ``known``.
         WebSockets and requests with an outer gate never have a plain plan.
         """
         identified: Any = None

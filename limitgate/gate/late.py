@@ -27,7 +27,7 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
     if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
         return None
     if admission.settlement.is_over:
-        raise RuntimeError("further limits were asked for when the request was over, expected it before")
+        raise RuntimeError("further limits were applied after the request, expected this during the request")
     planner, request, identified = admission.rules.planner, admission.request, admission.identified
     reading = [each for each in extra_rules if each[0].reads_body and each[0].admits_client(request)]
     if request.document is UNREAD and any(rule.applies_to(request.method) for rule, _ in reading):

@@ -26,7 +26,7 @@ class Load:
     def enter(
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """A thread waits. False if refused, or to wait on an event loop."""
+        """Return False if the request is refused, or has to wait on an event loop. A thread waits here."""
         admission.marks = plan.marks
         permits, adaptive = admission.permits, plan.adaptive
         # Otherwise, the request has waited, with or without permits.

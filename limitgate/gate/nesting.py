@@ -38,7 +38,6 @@ def unanswered(admission: Admission | None) -> Admission | None:
 
 
 def overall_decision(admission: Admission) -> Decision | None:
-    """None if no rule applied."""
     decision = admission.decision
     return admission.outer_decision if decision is None else joined_with_outer(admission, decision)
 

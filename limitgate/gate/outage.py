@@ -1,6 +1,7 @@
 """Decides by ``on_error`` during outages of the store.
 
-Closed beats local, local beats open; shadow rules have no say. If a store fails for some buckets, other rules keep limiting.
+``closed`` takes precedence over ``local``, and ``local`` over ``open``; shadow rules don't count. If the store fails for some
+buckets, other rules keep limiting.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class Outages:
         return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
-        """Only read if a bucket is banned."""
+        """Read a bucket only if it is banned."""
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:

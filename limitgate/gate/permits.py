@@ -134,7 +134,7 @@ class Permits:
         waiter: type[WaitingTask | WaitingThread],
         may_be_proxied: bool,  # noqa: FBT001
     ) -> bool:
-        """True with all permits. False if the request waits, is refused, or lacks a shadow's.
+        """Return True with all permits; False if the request waits, is refused, or lacks a shadow rule's.
 
         ``waiter`` waits in a task or a thread.
         """
@@ -228,7 +228,7 @@ class Permits:
             self.in_force = before
 
     async def begin_again(self, stay: Stay) -> bool:
-        """Take released permits again. False if the client leaves."""
+        """Take released permits again. False if the client leaves first."""
         before, self.in_force = self.in_force, ()
         self._take(self._adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
@@ -255,7 +255,7 @@ class Permits:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Reclaim lent permits, even beyond the limit: work starts."""
+        """Take lent permits back, even beyond the limit, because the work starts."""
         if not self._has_lost:
             return
         self._has_lost = False

@@ -68,7 +68,6 @@ class Refunds:
                 await over
 
     def settle_soon(self, admission: Admission) -> asyncio.Future[Any] | None:
-        """None if nothing is due."""
         plan, slots = self._due(admission)
         return None if plan is None else self._send(plan, slots)
 
@@ -131,7 +130,7 @@ class Refunds:
         return Plan.adjust(charges) if charges else None, slots
 
     def _send(self, plan: AnyPlan, slots: Taken, over: asyncio.Future[None] | None = None) -> asyncio.Future[Any] | None:
-        """None after immediate failure. ``over`` completes with the corrections."""
+        """Return None after immediate failure. ``over`` completes with the corrections."""
         try:
             sent: asyncio.Future[Any] = asyncio.ensure_future(self._store.aspend(plan, self._timeout))
         except BaseException as error:  # noqa: BLE001 - as in `settle`

@@ -238,7 +238,9 @@ class RefusalLog:
     def _note_no_place(self, rule: str | None, *, is_shadow: bool) -> None:
         key, now = f"adaptive {rule}", time.time_ns() // 1000
         if not self.episodes.count(key, now) and log.isEnabledFor(INFO):
-            self.episodes.begin(key, rule, now, None, lambda: "what is more than the process can do", is_shadow=is_shadow)
+            self.episodes.begin(
+                key, rule, now, None, lambda: "requests beyond the capacity of this process", is_shadow=is_shadow
+            )
 
     def _name(self, admission: Admission, rule: str | None, compiled_rules: Sequence[CompiledRule]) -> str:
         refusing = next((each for each in compiled_rules if each.rule.name == rule), None)

@@ -59,7 +59,7 @@ class _Held(NamedTuple):
 
 
 class _Renewer:
-    """For one event loop, or all threads. Thread-safe."""
+    """Renews the slots of one event loop, or of all threads. Thread-safe."""
 
     def __init__(self, slot_keeper: SlotKeeper) -> None:
         self.slot_keeper = slot_keeper
@@ -322,8 +322,8 @@ class SlotKeeper:
     def note_lost(self) -> None:
         if next(self._lost) == 0:
             log.warning(
-                "a request in flight has lost its place, as it was not renewed within %d s: more are in flight than the limit "
-                "says; further ones are not told",
+                "a request in flight lost its slot, which was not renewed within %d s, so more requests may be in "
+                "flight than the limit allows; further cases are not logged",
                 concurrency.HELD_US // 1_000_000,
             )
 

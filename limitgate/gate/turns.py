@@ -1,7 +1,7 @@
 """Waits for booked turns and permits, in a thread or on an event loop.
 
-Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up and the last turn is refunded, the only
-one a bucket can take back. Turns in GCRA buckets also move up after refunds ahead.
+Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up, and the last turn is refunded, because
+a bucket can take back only that one. Turns in GCRA buckets also move up after refunds ahead of them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WaitQueues:
                     loop.call_soon_threadsafe(_move_up, queues, returned, context=Context())
 
     def as_last(self, given_up: Turn) -> Turn:
-        """Pretend that turns behind it were booked before, so that the bucket takes it back."""
+        """Pretend that the turns behind it were booked before it, so that the bucket takes it back."""
         queues = self._queues.get(asyncio.get_running_loop(), {})
         behind = [bucket for queue in queues.values() for bucket in queue.booked()]
         return given_up._replace(charged=tuple([_behind(each, behind) for each in given_up.charged]))
@@ -168,7 +168,7 @@ def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> 
 
 
 def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
-    """The turn of other receipts for the same charges."""
+    """Return the turn of other receipts for the same charges."""
     if all(map(is_, charged, turn.charged)):
         return turn
     due_us = max(
@@ -183,7 +183,7 @@ def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
 
 
 def lowered(receipt: Receipt, returned: Iterable[Returned]) -> Receipt:
-    """A receipt as if refunded charges before it had not been made."""
+    """Return a receipt as if the refunded charges before it had not been made."""
     reading = receipt.reading
     buckets = list(reading.buckets)
     for each in returned:

@@ -51,12 +51,10 @@ def incomplete() -> BodyError:
 
 
 def without_length() -> BodyError:
-    """Return the error for a body without a known end."""
     return BodyError(411, "The request's body needs a Content-Length.")
 
 
 def declared_length(value: str | None) -> int | None:
-    """None without a Content-Length."""
     value = (value or "").strip()
     return int(value[:20]) if value.isascii() and value.isdigit() else None
 
@@ -102,7 +100,7 @@ def pointer(text: str) -> tuple[str, ...]:
 
 
 def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
-    """Text of a string, number or boolean; None for others."""
+    """Return the text of a string, number or boolean; None for others."""
     for token in tokens:
         if isinstance(document, dict):
             document = document.get(token)
@@ -118,7 +116,7 @@ def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
 
 
 def _spelled(value: float) -> str:
-    """One spelling per number, because clients choose among 1, 1.0 and 1e0."""
+    """Return one spelling per number, because clients could alternate between 1, 1.0 and 1e0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)

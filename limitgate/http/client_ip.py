@@ -35,7 +35,7 @@ _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
     "IPv6": (IPv6Network("2000::/3"),),
 }
-"""A list with such an address trusts every client."""
+"""A list that contains such an address trusts every client."""
 _PROXIES = 1024
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
@@ -48,7 +48,7 @@ _LISTS = {
     "localhost": "loopback",
     "rfc1918": "private",
 }
-"""Likely names for lists."""
+"""Names that users probably mean by a list."""
 _UNLISTED = frozenset({"akamai", "aws", "azure", "bunny", "cloudfront", "imperva", "incapsula", "sucuri"})
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
@@ -162,7 +162,6 @@ class TrustedProxies:
 
     @property
     def trust_anybody(self) -> bool:
-        """True if any peer is trusted."""
         return self._unix or bool(self._networks)
 
     @property
@@ -177,7 +176,7 @@ class TrustedProxies:
         return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
 
     def client(self, request: Request) -> str | None:
-        """Return the first untrusted address from the peer towards the client, or the leftmost.
+        """Return the first untrusted address on the way from the peer to the client, or the leftmost.
 
         Stops before an invalid element. Raises `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
@@ -216,20 +215,20 @@ class TrustedProxies:
         address = None if request.peer is None else _read(request.peer)
         peer = request.peer if address is None else address[0]
         if not (self._unix if request.peer is None else self._trusted(address)):
-            return [Hop(peer, "the peer, no trusted proxy, so the client")]
+            return [Hop(peer, "the peer; not a trusted proxy, so this is the client")]
         found = [Hop(peer, "the peer, a trusted proxy")]
         try:
             for element in _elements(request, self._header):
                 address = _read(element)
                 if address is None:
-                    why = f"no address in {self._header}, so the one before is the client"
+                    why = f"no address in {self._header}, so the one before it is the client"
                     return [*found, Hop(element.strip()[:MAX_LENGTH], why)]
                 if not self._trusted(address):
-                    return [*found, Hop(address[0], f"named by {self._header}, no trusted proxy, so the client")]
+                    return [*found, Hop(address[0], f"named by {self._header}; not a trusted proxy, so this is the client")]
                 found.append(Hop(address[0], f"named by {self._header}, a trusted proxy"))
         except HeadersTooLargeError as error:
             return [*found, Hop(None, str(error))]
-        return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so the client")]
+        return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so this is the client")]
 
     def _search(self, request: Request, peer: str | None) -> None:
         """Report an untrusted forwarding header (LG006), by samples: a proxy adds it to all requests.
@@ -265,7 +264,7 @@ class TrustedProxies:
 def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
     """True if the server let the client choose its address.
 
-    uvicorn keeps only the trusted address, with port 0 if the header has none, and never skips an untrusted public one.
+    uvicorn keeps only the trusted address (with port 0 if the header has none), and never skips an untrusted public one.
     """
     scope = request.scope
     if scope is None or scope["client"][1] != 0:
@@ -339,14 +338,14 @@ def _network(entry: str) -> IPv4Network | IPv6Network:
     try:
         network = ip_network(entry)
     except ValueError as error:
-        raise ConfigError(f"{entry!r:.80} is no address or CIDR, expected {_like(entry)}") from error
+        raise ConfigError(f"{entry!r:.80} is not an address or CIDR, expected {_like(entry)}") from error
     inside = network.prefixlen >= 96 and canonical(str(network.network_address))
     return IPv4Network((inside, network.prefixlen - 96)) if network.version == 6 and inside and inside.version == 4 else network
 
 
 def _like(entry: str) -> str:
     try:
-        return f"{str(ip_network(entry, strict=False))!r}, whose address ends where the network does"
+        return f"{str(ip_network(entry, strict=False))!r}, without bits beyond the prefix"
     except ValueError:
         return "for example '10.0.0.0/8' or '::1'"
 
@@ -425,10 +424,10 @@ def proxy_entries(entry: str) -> Iterator[tuple[str, str]]:
         lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise ConfigError(
-            f"{entry!r:.200} cannot be read ({error}), expected a file of addresses and CIDRs, one a line"
+            f"{entry!r:.200} cannot be read ({error}), expected a file of addresses and CIDRs, one per line"
         ) from error
     found = [(line.partition("#")[0].strip(), f"{path}:{number}: ") for number, line in enumerate(lines, 1)]
     listed = [each for each in found if each[0]]
     if not listed:
-        raise ConfigError(f"{entry!r:.200} lists nothing, expected addresses and CIDRs, one a line")
+        raise ConfigError(f"{entry!r:.200} lists nothing, expected addresses and CIDRs, one per line")
     yield from listed

@@ -50,8 +50,8 @@ def interpretations(path: str, root: str = "") -> tuple[str, ...]:
     """Return the interpretations of a path below ``root``, the cleaned one first.
 
     Cleaning strips control characters, invalid UTF-8 and ``;parameters``, merges slashes, resolves dot segments (RFC 3986
-    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash is
-    optional: it may be a mount point or part of a URL.
+    section 5.2.4) and drops a trailing slash. ``root`` is removed before or after cleaning. Text before the first slash, which
+    may be a mount point or part of a URL, is optional.
     """
     if _is_tidy(path, root):
         return (below(path, root) or "/",)
@@ -104,10 +104,7 @@ class Reach(NamedTuple):
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Paths that match the same patterns as all `interpretations`; None to match all patterns.
-
-        That is beyond `LONGEST`, and beyond `LONG` with ``..`` or more than `_PADDING` to clean.
-        """
+        """Return paths that match the same patterns as all `interpretations`; None to match all patterns."""
         if len(path) + len(root) <= LONG:
             return interpretations(path, root)
         if len(path) + len(root) > LONGEST or _may_climb(path) or _may_climb(root):
@@ -233,13 +230,13 @@ def _meant(part: str) -> str:
 
 
 def beyond(mounts: Iterable[str], paths: Iterable[str]) -> list[str]:
-    """For routers that match mounts by prefix."""
+    """Return further paths for routers that match mounts by prefix."""
     found = [(mount, path.removeprefix(mount)) for mount in mounts for path in paths if path.startswith(mount)]
     return [f"{mount}/{rest}" for mount, rest in found if rest and not rest.startswith("/")]
 
 
 def with_empty_segments(path: str, root: str = "") -> list[str]:
-    """For routers whose placeholders match empty segments."""
+    """Return further paths for routers whose placeholders match empty segments."""
     return [f"/{each.lstrip('/')}" for each in dict.fromkeys((below(path, root), path)) if "//" in each or each.endswith("/")]
 
 
@@ -254,7 +251,7 @@ def covers(pattern: Sequence[str], other: Sequence[str]) -> bool:
 
 
 def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None:
-    """Intersection of two patterns, None if empty."""
+    """Return the intersection of two patterns, None if empty."""
     found: list[str] = []
     for place, segment in enumerate(pattern):
         if segment == REST:
@@ -349,7 +346,6 @@ def below(path: str, root: str) -> str:
 
 
 def _is_tidy(path: str, root: str) -> bool:
-    """True with only one interpretation."""
     if not path.startswith("/") or (path != "/" and _UNTIDY.search(path)):
         return False
     return not root or _is_below(path, root)

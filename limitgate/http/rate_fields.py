@@ -47,7 +47,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
     for name in names:
         if name.lower() not in known:
-            expected = expected_of(name, sorted(known.values())) if known else "expected none, as no styles are sent"
+            expected = expected_of(name, sorted(known.values())) if known else "expected none, because headers is empty"
             other = next((style for style, fields in FIELDS.items() if name.lower() in map(str.lower, fields)), None)
             if other is not None:
                 expected = f"it is of the style {other}, expected {other!r} in headers"
@@ -57,7 +57,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
     for field in known.values():
         name = chosen.get(field, field)
         if name.lower() in taken:
-            raise ConfigError.at((field,), f"{name} is sent for {taken[name.lower()]} already, expected another name")
+            raise ConfigError.at((field,), f"{name} is already the name of {taken[name.lower()]}, expected another name")
         if field in chosen and _HAS_MEANING.fullmatch(name.lower()):
             raise ConfigError.at((field,), f"{name} has a meaning of its own, expected another name, such as X-Quota")
         taken[name.lower()] = field
@@ -87,10 +87,7 @@ def raw_without(fields: Iterable[tuple[bytes, bytes]], others: Iterable[tuple[by
 
 
 def rate_fields(styles: Iterable[Style], decision: Decision, now: int, rules: frozenset[str] = frozenset()) -> Fields:
-    """``now`` is Unix µs of the store. Policy names avoid those of other ``rules``.
-
-    Shadow rules appear only in styles that name policies, or alone.
-    """
+    """Return the fields of each style. ``now`` is Unix µs of the store."""
     styles = tuple(styles)
     limit, remaining, full_at_us = decision.limit, decision.remaining, full_at(decision, now)
     if styles == ("x-ratelimit",):
@@ -204,7 +201,7 @@ WINDOW_UNITS = ("second", "minute", "hour", "day")
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Two fields per unit, for its tightest window."""
+    """Write two fields per unit, for its tightest window."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 

@@ -94,7 +94,6 @@ class Headers(Mapping[str, str]):
         return self._decoded(lines[0][:most]) if lines else ""
 
     def end(self, name: str, most: int) -> str:
-        """Return the last ``most`` characters."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[-1][-most:]) if lines else ""
 
@@ -189,7 +188,7 @@ def too_many_lines() -> HeadersTooLargeError:
 
 
 def value_too_long() -> HeadersTooLargeError:
-    return HeadersTooLargeError(f"A header field that limits go by has more than {LONGEST_VALUE:,} characters.")
+    return HeadersTooLargeError(f"A header field that a limit counts by has more than {LONGEST_VALUE:,} characters.")
 
 
 class TextHeaders(Headers):
@@ -295,7 +294,7 @@ def _end_of_fields(text: str) -> int:
 def _find_as_written(name: str, text: str, start: int) -> int:
     """End of an unescaped name, or -1. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
-        raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may be the one, expected fewer")
+        raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may have the name, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
     return min(found) + 1 + len(name) if found else -1
 
@@ -334,8 +333,7 @@ class Wanted(BaseException):
     """Something must be read first. Not an `Exception`, so application code doesn't catch it."""
 
 
-class UserWanted(Wanted):
-    """`Request.find_user` must run first."""
+class UserWanted(Wanted): ...
 
 
 class BodyWanted(Wanted):
@@ -380,9 +378,9 @@ _QUERY = "request.query.get('page'), with any field's name"
         "route": _FRAMEWORKS,
         "session": _FRAMEWORKS,
         "state": _FRAMEWORKS,
-        "tier": "caller.tier, where request.caller is not None",
+        "tier": "caller.tier, if request.caller is not None",
         "url": _FRAMEWORKS,
-        "user_id": "user, or caller.id where request.caller is not None",
+        "user_id": "user, or caller.id, if request.caller is not None",
     },
 )
 class Request:
@@ -471,11 +469,11 @@ class Request:
     def json(self) -> Any:
         """The parsed JSON body, None without one. Raises `ConfigError` without the option ``body``."""
         if not self._shows_json:
-            raise ConfigError("request.json is for callables of rules that ask for the body, expected body=True on the rule")
+            raise ConfigError("request.json needs a rule that reads the body, expected body=True on the rule")
         return self.document
 
     def with_json(self) -> Self:
-        """For callables of a rule with ``body``. Raises `BodyWanted`."""
+        """Return this request for callables of a rule with ``body``. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         shown = object.__new__(type(self))
@@ -483,7 +481,7 @@ class Request:
         return shown
 
     def json_text(self, tokens: tuple[str, ...]) -> str | None:
-        """Text at a JSON pointer. Raises `BodyWanted`."""
+        """Return the text at a JSON pointer. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         return text_at(self.document, tokens)
@@ -527,7 +525,7 @@ class Request:
         return self.environ is not None
 
     def open_settlement(self) -> FinalCosts:
-        """Final costs for `limitgate.Decision.settle`, created on first use. Thread-safe."""
+        """Return the final costs for `limitgate.Decision.settle`, created on first use. Thread-safe."""
         settlement: FinalCosts = self.__dict__.setdefault("settlement", FinalCosts())
         if self.is_over:
             settlement.is_over = True
@@ -540,7 +538,7 @@ class Request:
 
     @property
     def has_too_many_lines(self) -> bool:
-        """True for too many header lines. WSGI servers join lines."""
+        """True beyond `MOST_LINES`. WSGI servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -587,8 +585,6 @@ class Request:
 
 
 class ASGIRequest(Request):
-    """A request from an ASGI ``http`` or ``websocket`` scope."""
-
     scope: Scope
     awaits = True
 
@@ -625,8 +621,6 @@ class ASGIRequest(Request):
 
 
 class WSGIRequest(Request):
-    """A request from a WSGI environ (PEP 3333)."""
-
     environ: Environ
 
     def __init__(self, environ: Environ) -> None:
@@ -669,7 +663,7 @@ def _text(native: str) -> str:
 
 
 class DescribedRequest(Request):
-    """From decoded ``path``, ``headers`` by lower-case name, ``peer`` and ``user``."""
+    """A request from decoded ``path``, ``headers`` by lower-case name, ``peer`` and ``user``."""
 
     is_outermost = True
     document: Any = None
@@ -686,7 +680,6 @@ class DescribedRequest(Request):
 
     @classmethod
     def of_client(cls, client: str | None, method: str, headers: Mapping[str, str], user: object) -> DescribedRequest:
-        """Describe a request by its client, without proxies or path."""
         request = cls(method, "/", None, headers, user)
         request._client = client
         return request

@@ -62,7 +62,7 @@ class RefusalKey:
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
-        """From a ``secret`` of 16 to 64 bytes."""
+        """Derive a key from a ``secret`` of 16 to 64 bytes."""
         return RefusalKey(blake2b(key=secret, digest_size=32, person=b"refusal key").digest())
 
     def write(self, now: int, rule: str | None, key: str) -> bytes:
@@ -102,7 +102,9 @@ def _bytes_of(text: str) -> bytes:
     # Copied from a response or a log, with what surrounds it there.
     found = re.fullmatch(rf"""[\s"'<(]*(?i:{URN})?([A-Za-z0-9_-]{{{LENGTH}}})[\s"'>),.;]*""", text, re.ASCII)
     if found is None:
-        raise ValueError(f"{text!r:.80} is no id of a refusal, expected {LENGTH} letters, digits, '-' and '_', or {URN}...")
+        raise ValueError(
+            f"{text!r:.80} is not the id of a refusal, expected {LENGTH} letters, digits, '-' and '_', or {URN}..."
+        )
     return a2b_base64(found[1].translate(_FROM_URL))
 
 
@@ -185,13 +187,11 @@ def forbidden() -> Refusal:
 
 @cache
 def headers_too_large(detail: str) -> Refusal:
-    """Return the 431 (RFC 6585 section 5)."""
     return _problem(431, "Request Header Fields Too Large", detail, [], type="about:blank")
 
 
 @cache
 def body_unread(status: int, detail: str) -> Refusal:
-    """Return the 400, 408, 411 or 413 of a `BodyError`."""
     # Its name before RFC 9110 depends on the version of Python.
     title = "Content Too Large" if status == 413 else HTTPStatus(status).phrase
     return _problem(status, title, detail, [], type="about:blank")
@@ -205,7 +205,6 @@ def bad_request(detail: str) -> Refusal:
 
 @cache
 def unavailable() -> Refusal:
-    """Return the 503 of ``on_error: closed``."""
     detail = "The rate limit cannot be checked at the moment. Try again shortly."
     return _problem(503, "Temporary Reduced Capacity", detail, [("Retry-After", "1")])
 

@@ -145,7 +145,6 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(NORMAL)
 
     def exit(self, owner: Hashable, error: BaseException | None) -> None:
-        """End the owner's innermost block."""
         outcome = _outcome(error)
         # A GeneratorExit may come from the garbage collector, where taking the lock can deadlock.
         if isinstance(error, GeneratorExit):
@@ -233,7 +232,7 @@ class _Around:
     def check_options(self, given: Mapping[str, Any]) -> None:
         if given and terms_of(given) != self._work.terms:
             raise ConfigError(
-                f"adaptive: {self.name!r:.80} is there with other options, expected the same ones, none, or another name"
+                f"adaptive: {self.name!r:.80} already exists with other options, expected the same ones, none, or another name"
             )
 
 
@@ -299,7 +298,7 @@ A = TypeVar("A", bound=_Around)
 def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, given: Mapping[str, Any]) -> A:
     """Create the work with this name if needed. Raises `ConfigError`."""
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"adaptive: {name!r:.80} is no name, expected text that is not empty, such as 'db'")
+        raise ConfigError(f"adaptive: {name!r:.80} is not a name, expected text that is not empty, such as 'db'")
     found = known.get(name)
     if found is None:
         found = known.setdefault(name, kind(Work(name, terms_of(given))))  # Threads may race here.
@@ -309,7 +308,7 @@ def adaptive_work(known: dict[str, A], kind: Callable[[Work], A], name: str, giv
 
 def _checked(priority: object) -> Any:
     if not is_priority(priority):
-        raise ConfigError(f"{priority!r:.80} is no priority, expected one of {', '.join(map(repr, RESERVES))}")
+        raise ConfigError(f"{priority!r:.80} is not a priority, expected one of {', '.join(map(repr, RESERVES))}")
     return priority
 
 
@@ -329,12 +328,12 @@ def check_plain(function: object) -> None:
 
 def check_async(function: object) -> None:
     if not is_async(function):
-        raise TypeError(f"{function!r:.80} is no async function, expected one, or a Limiter instead of an AsyncLimiter")
+        raise TypeError(f"{function!r:.80} is not an async function, expected one, or a Limiter instead of an AsyncLimiter")
 
 
 def check_key_of(key: object) -> None:
     if not (key is None or isinstance(key, str) or callable(key)):
-        raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that gives it")
+        raise TypeError(f"key is {key!r:.80}, expected text, or a function of the call's arguments that returns it")
 
 
 def check_named(function: object, key: KeyOf) -> None:

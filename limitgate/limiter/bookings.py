@@ -74,11 +74,11 @@ class Unsettled(Protocol):
     keys: frozenset[str]
 
     def lower(self, returned: Sequence[Returned]) -> None:
-        """Take note that earlier charges have been refunded."""
+        """Note refunds of earlier charges."""
 
 
 class Bookings:
-    """Tells waiting and unsettled charges about refunds, so that turns move up and refunds stay exact."""
+    """Informs waiting and unsettled charges of refunds, so that turns move up and refunds stay exact."""
 
     def __init__(self, queues: WaitQueues | Sleepers) -> None:
         self.queues = queues

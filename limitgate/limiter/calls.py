@@ -30,7 +30,7 @@ LOOK_AGAIN = 1.0
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:
-    """``began`` is monotonic. None: unbounded."""
+    """Return the rest of a timeout, None for no bound. ``began`` is monotonic."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
     return max(0.0, timeout - (waiting.monotonic() - began))

@@ -34,8 +34,6 @@ def hold_us(hold: Duration | None) -> int:
 
 
 class Hold:
-    """A hold of ``us`` microseconds."""
-
     def __init__(self, charges: Iterable[Charge], us: int) -> None:
         self._covered = [
             charge._replace(cost=0, enforced=False, max_wait_us=0) for charge in charges if charge.bucket.algorithm.IS_LIMIT
@@ -91,7 +89,7 @@ def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
 
 
 def _key(charges: Sequence[Charge]) -> str:
-    """In the charges' hash slot, one per set of windows, for equal entries."""
+    """Return the key of the holds, in the charges' hash slot, one per set of windows, for equal entries."""
     (key, bucket, *_), *_ = charges
     # See `limitgate.limiter.plans.bucket_key`.
     name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key

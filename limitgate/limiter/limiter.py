@@ -46,10 +46,11 @@ T = TypeVar("T")
 class AsyncLimiter(AsyncCalls):
     """A limiter for async code: ``async with AsyncLimiter("redis://localhost:6379/0") as limiter``.
 
-    ``store`` is a URL or an async store; the limiter closes what it opened. ``timeout`` bounds store calls in seconds, by
-    default 0.1; if the store fails, methods raise `StoreError`. ``key_prefix``, by default ``limitgate``, begins every key. The
-    store only sees digests of keys, which ``secret``, 16 to 64 bytes, protects. ``ipv6_prefix``, by default 64 bits, groups
-    IPv6 clients in `bucket`. ``observers`` receive metrics: ``"prometheus"``, ``"opentelemetry"``, or an `Observer`.
+    ``store`` is a URL or an async store; the limiter closes a store that it opened. ``timeout`` is the longest wait for the
+    store in seconds, by default 0.1; if the store fails, methods raise `StoreError`. Keys in the store begin with
+    ``key_prefix``, by default ``limitgate``, and contain only digests, which ``secret`` (16 to 64 bytes) protects from guesses.
+    `bucket` groups IPv6 clients by ``ipv6_prefix`` bits, by default 64. ``observers`` receive metrics: ``"prometheus"``,
+    ``"opentelemetry"``, or an `Observer`.
 
     Methods take a ``key``, any text that identifies the client, and ``limits``, which must all have room: text such as
     ``10/second``, a `Limit`, or `Configured`. ``cost`` is an integer of at least 0, by default 1. A limit may have its own
@@ -57,7 +58,7 @@ class AsyncLimiter(AsyncCalls):
     """
 
     @called_as(
-        "AsyncLimiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit",
+        "AsyncLimiter('redis://localhost:6379/0'), whose methods take key and limits; for routes use rules and @limit",
         credentials="AsyncLimiter(AsyncRedisStore(url, credentials=...))",
     )
     def __init__(
@@ -105,15 +106,15 @@ class AsyncLimiter(AsyncCalls):
         return await self._arun(self._refunding(key, limits, cost))
 
     async def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
-        """Charge as much of ``cost`` as fits: ``decision.granted``; if 0, ``retry_after`` is for a cost of 1."""
+        """Charge as much of ``cost`` as fits, see ``decision.granted``. If that is 0, ``retry_after`` is for a cost of 1."""
         return await self._arun(self._hitting_up_to(key, limits, cost))
 
     async def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
         """Book the next free turn for ``cost``, sleep until then, and return. First come, first served.
 
         Refuses without a charge if the turn is more than ``timeout`` seconds away, if the cost never fits, or if the key is
-        banned permanently; waits for shorter bans. A timeout of 0 is `hit`; None is unbounded. Cancellation refunds the last
-        turn, and later waiters move up. Raises `ConfigError` if an algorithm can't book turns.
+        banned permanently; waits for the end of other bans. A timeout of 0 doesn't wait; None waits for any time. Cancellation
+        refunds the last turn, and later waiters move up. Raises `ConfigError` if an algorithm can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
         if timeout == 0:
@@ -148,14 +149,14 @@ class AsyncLimiter(AsyncCalls):
     def slot(self, key: str, limit: Limit | str | int, *, cost: int = 1) -> AbstractAsyncContextManager[Decision]:
         """Hold a slot while a block runs: ``async with limiter.slot("user:42", 20) as decision:``.
 
-        ``limit`` is the number of slots or a `Limit`; ``cost`` slots are taken. Slots of a crashed process expire after 30
-        seconds. Raises `RateLimited` without room; ``retry_after`` is then a hint.
+        ``limit`` is the number of slots or a `Limit`. The block holds ``cost`` slots. Slots of a crashed process expire after
+        30 seconds. Raises `RateLimited` if no slot is free; ``retry_after`` is then only a hint.
         """
         plan = self._plans.plan("peek", key, (at_once(limit),), cost)
         return one_process(aslot(self._slot_keeper, plan, self._figures, Entry("async with")))
 
     async def penalize(self, key: str, seconds: Duration) -> Decision:
-        """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
+        """Refuse ``key`` for ``seconds``, whatever its limits, or for that much longer if it is banned."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
@@ -165,7 +166,7 @@ class AsyncLimiter(AsyncCalls):
         )
 
     async def banned(self, key: str) -> Decision:
-        """Look up a ban: a refusal with its rest in ``retry_after``, or an allowed decision."""
+        """Return a refusal with the remaining time in ``retry_after`` if ``key`` is banned, otherwise an allowed decision."""
         return await self._arun(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
@@ -184,9 +185,10 @@ class AsyncLimiter(AsyncCalls):
     async def configure(
         self, name: str, *limits: Limit | str, per_process: bool = False, replace: bool = True
     ) -> tuple[Limit, ...]:
-        """Store limits under a name, for `Configured` in every process that shares the store. Returns the current limits.
+        """Store limits under a name, for `Configured` in every process that shares the store. Return the current limits.
 
-        Changes apply within a second. ``per_process``: each process counts alone. ``replace=False`` keeps existing limits.
+        Changes apply within a second. With ``per_process``, each process counts separately. ``replace=False`` keeps existing
+        limits.
         """
         return (await self._arun(self._configuring(name, limits, per_process=per_process, replace=replace))).limits
 
@@ -235,12 +237,12 @@ class AsyncLimiter(AsyncCalls):
     ) -> AsyncIterator[T]:
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        Each item takes a turn as by `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the burst to 10 ms
-        of the rate. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block. Bans stop items; a
-        permanent one raises `RateLimited`.
+        Each item takes a turn, like `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the burst to 10 ms
+        of the rate. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block.
 
-        After a failed wait, the iterator returns the same item next. Tasks of an event loop can share it. Raises `ConfigError`
-        for limits that can't book turns, and with ``even`` for `Configured` and limits without a burst.
+        A ban delays items; a permanent one raises `RateLimited`. After a failed wait, the iterator returns the same item next.
+        Tasks of an event loop can share it. Raises `ConfigError` for limits that can't book turns, and with ``even`` for
+        `Configured` and limits without a burst.
         """
         spacing = Spacing(limits, cost, even=even)
         self.validate(key, *limits, timeout=None)
@@ -249,13 +251,13 @@ class AsyncLimiter(AsyncCalls):
     def adaptive(self, name: str, **options: Unpack[AdaptiveOptions]) -> AsyncAdaptiveWork:
         """Limit concurrent work in this process to what it can sustain: ``async with limiter.adaptive("db"):``.
 
-        The limit adapts to the duration of blocks and to event loop lag, without store calls. ``@limiter.adaptive("db")`` runs
-        calls of a function as blocks. A block without a permit waits for ``max_delay`` seconds, by default 0, and then raises
+        ``@limiter.adaptive("db")`` runs calls of a function as blocks. The limit adapts to the duration of blocks and to event
+        loop lag, without store calls. A block without a permit waits for ``max_delay`` seconds, by default 0, and then raises
         `RateLimited`. ``with_priority("low")`` returns the same work for low priority. Timeouts, lost connections and
-        cancellations are failures; many failures lower the limit.
+        cancellations are failures, which lower the limit.
 
-        ``name`` identifies the limit. ``options`` are `AdaptiveOptions`: ``min``, ``max``, ``tolerance``, ``delay``,
-        ``max_delay`` and ``reserve``. The same name returns the same object; different options raise `ConfigError`.
+        ``name`` identifies the limit. ``options`` are `AdaptiveOptions`. The same name returns the same object; different
+        options raise `ConfigError`.
         """
         return adaptive_work(self._adaptive, AsyncAdaptiveWork, name, options)
 
@@ -275,7 +277,7 @@ class AsyncLimiter(AsyncCalls):
         await self.aclose()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __enter__ = __exit__ = wrong_way("an AsyncLimiter was entered by with, expected async with, or a Limiter")
+        __enter__ = __exit__ = wrong_way("an AsyncLimiter was used in a with block, expected async with, or a Limiter")
 
 
 class Limiter(Calls):
@@ -286,7 +288,7 @@ class Limiter(Calls):
     """
 
     @called_as(
-        "Limiter('redis://localhost:6379/0'), whose calls take key and limits; routes have rules and @limit",
+        "Limiter('redis://localhost:6379/0'), whose methods take key and limits; for routes use rules and @limit",
         credentials="Limiter(RedisStore(url, credentials=...))",
     )
     def __init__(
@@ -334,7 +336,7 @@ class Limiter(Calls):
         return self._run(self._refunding(key, limits, cost))
 
     def hit_up_to(self, key: str, *limits: AnyLimit, cost: int) -> Decision:
-        """Charge as much of ``cost`` as fits: ``decision.granted``; if 0, ``retry_after`` is for a cost of 1."""
+        """Charge as much of ``cost`` as fits, see ``decision.granted``. If that is 0, ``retry_after`` is for a cost of 1."""
         return self._run(self._hitting_up_to(key, limits, cost))
 
     def wait(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = None) -> Decision:
@@ -378,7 +380,7 @@ class Limiter(Calls):
         return one_process(slot(self._slot_keeper, plan, self._figures, Entry("with")))
 
     def penalize(self, key: str, seconds: Duration) -> Decision:
-        """Refuse ``key`` for ``seconds`` whatever its limits; adds to an existing ban."""
+        """Refuse ``key`` for ``seconds``, whatever its limits, or for that much longer if it is banned."""
         return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
@@ -388,7 +390,7 @@ class Limiter(Calls):
         )
 
     def banned(self, key: str) -> Decision:
-        """Look up a ban: a refusal with its rest in ``retry_after``, or an allowed decision."""
+        """Return a refusal with the remaining time in ``retry_after`` if ``key`` is banned, otherwise an allowed decision."""
         return self._run(self._banned(key))
 
     @called_as("limiter.bucket(rule, ip='203.0.113.7'): the parts of the rule's key by their names")
@@ -475,4 +477,4 @@ class Limiter(Calls):
         self.close()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __aenter__ = __aexit__ = wrong_way("a Limiter was entered by async with, expected with, or an AsyncLimiter")
+        __aenter__ = __aexit__ = wrong_way("a Limiter was used in an async with block, expected with, or an AsyncLimiter")

@@ -251,7 +251,7 @@ class Operations(Remade):
         configuration = decode(stored.text or "")
         if configuration is None:
             raise StoreError(
-                f"the limits that the store keeps under {name!r:.80} cannot be read, expected those of configure", "reply"
+                f"the limits stored under {name!r:.80} are unreadable, expected limits written by configure", "reply"
             )
         self._known.note(self._plans.config_key(name), configuration)
         return configuration
@@ -270,7 +270,7 @@ class Operations(Remade):
                 if known is None:
                     raise
         if known is None:
-            raise ConfigError(f"nothing is configured under {name!r:.80}, expected limits: call configure first")
+            raise ConfigError(f"no limits are configured under {name!r:.80}, expected a call of configure first")
         return known
 
     def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
@@ -278,7 +278,7 @@ class Operations(Remade):
             if isinstance(limit, Configured):
                 if len(limits) > 1:
                     raise ConfigError(
-                        f"{limit!r} stands beside other limits, expected it alone: configure all of them together"
+                        f"{limit!r} is combined with other limits, expected it alone: configure all of them under one name"
                     )
                 stored = yield from self._lookup(limit.name)
                 return self._plans.plan(verb, key, stored.limits, cost, self._known.process if stored.per_process else None)

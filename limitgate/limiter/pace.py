@@ -39,7 +39,7 @@ class Spacing(Generic[T]):
         try:
             cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
         except (StopIteration, StopAsyncIteration) as error:
-            raise RuntimeError("the cost of an item raised what would have ended the loop") from error
+            raise RuntimeError("the cost of an item raised StopIteration, expected an integer") from error
         if not self._even:
             return self._limits, cost
         return tuple([each if isinstance(each, Configured) else evenly(each, cost) for each in self._limits]), cost
@@ -48,13 +48,13 @@ class Spacing(Generic[T]):
 def _check(limit: Limit | Configured, *, even: bool) -> None:
     if isinstance(limit, Configured):
         if even:
-            raise ConfigError(f"{limit!r} may be any limits, which cannot be spaced evenly here, expected even=False")
+            raise ConfigError(f"{limit!r} can be any limits, which cannot be spaced evenly, expected even=False")
     elif not limit.count:
         return  # Nothing ever passes, so there is nothing to space.
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
-        raise ConfigError(f"{limit!r} has no burst to be made smaller: expected even=False")
+        raise ConfigError(f"{limit!r} has no burst that could be smaller, expected even=False")
 
 
 @lru_cache(maxsize=4096)
@@ -104,7 +104,7 @@ class AsyncPace(Unpicklable, Generic[T]):
     async def _item(self) -> T:
         if not self._kept:
             if self._reading.locked() and self._reader is asyncio.current_task():
-                raise RuntimeError("a source asks for items that it is to give itself, expected it to ask nobody who reads it")
+                raise RuntimeError("the source reads from the iterator that reads it, expected a source that does not")
             async with self._reading:
                 if not self._kept:  # Another task may have failed and kept its item.
                     self._reader = asyncio.current_task()
@@ -166,7 +166,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """At the end, take another thread's item."""
+        """Read an item; at the end, take another thread's."""
         if not self._is_over:
             try:
                 return next(self._source)

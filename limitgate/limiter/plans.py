@@ -78,7 +78,7 @@ class Plans:
         return f"{self._start}budgets"
 
     def prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """None for other plans and invalid arguments; see `plan`."""
+        """Return None for other plans and invalid arguments; see `plan`."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):
@@ -133,7 +133,7 @@ class Plans:
 def ahead(plan: Plan, timeout: float | None) -> Plan:
     """Book turns up to ``timeout`` seconds ahead; None is unbounded."""
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
-        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
     if timeout == 0:
         return plan
     us = MAX_AHEAD if timeout is None or timeout >= MAX_AHEAD / 1e6 else int(timeout * 1e6)
@@ -150,7 +150,7 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Adapt the error to swapped key and limit."""
+    """Explain an error that may come from swapped key and limit."""
     try:
         Limit(key)
     except ConfigError:
@@ -159,9 +159,9 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
 
 
 def check_are_no_slots(buckets: Iterable[Bucket]) -> None:
-    """Raise `ConfigError` for slots, which most operations would never release."""
+    """Raise `ConfigError` for concurrency limits, because most operations would never release their slots."""
     if any(bucket.has_slots for bucket in buckets):
-        raise ConfigError("nobody would give back what is 'at once', expected slot(...) for that, or peek and reset")
+        raise ConfigError("a limit 'at once' would never be released here, expected slot(...), or peek and reset")
 
 
 _Parts = tuple[tuple[Bucket, int | None], ...]
@@ -188,7 +188,7 @@ def costed(limits: Limits) -> tuple[int, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """None if not plain. Raises `ConfigError`."""
+    """Return None for a plan that isn't plain. Raises `ConfigError`."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
@@ -225,7 +225,6 @@ def _ban_key(name: str) -> str:
 
 
 def refunded(charge: Charge, cost: int) -> Charge:
-    """Refund ``cost``, whenever charged."""
     bucket = charge.bucket
     back, _ = bucket.algorithm.refund_amount(bucket.algorithm.initial(0, bucket), bucket, cost, 0)
     return charge._replace(adjustment=Adjustment(0, 0, back, [MAX_OWED_US] * len(back)))
@@ -263,13 +262,12 @@ class Known:
 def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
     """Raises `ConfigError` for an invalid limit, or one of slots."""
     if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
-        raise ConfigError("places for what is under way at once cannot be kept under a name, expected limits with a period")
+        raise ConfigError("limits 'at once' cannot be stored under a name, expected limits with a period")
     text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}
     return json.dumps({**text, "kinds": kinds} if kinds else text, separators=(",", ":"))
 
 
 def decode(text: str) -> Configuration | None:
-    """None for invalid text."""
     try:
         read = json.loads(text)
         limits = tuple([as_limit(limit) for limit in read["limits"]])

@@ -99,8 +99,8 @@ class ChargedOperation:
 
     def _check_is_open(self, done: str) -> None:
         if not self._counts:
-            why = "it was settled or cancelled already" if self.decision.allowed else "nothing was taken, as it was refused"
-            raise RuntimeError(f"this reservation cannot be {done}: {why}, expected that once where the decision allowed it")
+            why = "it was settled or cancelled already" if self.decision.allowed else "it was refused, so nothing was charged"
+            raise RuntimeError(f"this reservation cannot be {done}: {why}, expected this once, after an allowed decision")
 
     def _releasing(self, hold: Hold, correction: Plan, costs: Sequence[int]) -> Flow[None]:
         plan = hold.releasing(correction)
@@ -125,7 +125,7 @@ class ChargedOperation:
         self._hold.kept_at = state_of(reading).kept_at
         if not state_of(reading).found:
             self._hold = None
-            why = "it took too long to register it"
+            why = "its registration took too long"
             if is_full(state_of(reading), self._plan.charges):
                 why = f"{state_of(reading).held:,} reservations of these limits are held already"
             raise NotHeldError(f"this reservation cannot be held, because {why}", "overload")
@@ -196,7 +196,7 @@ class ChargedOperation:
             self._bookings.add(self)
 
     def giving_back(self, taken: Sequence[Receipt], given_up: Turn | None = None, as_booked: Turn | None = None) -> Flow[None]:
-        """Refund all, and a turn as the last one, though booked as ``as_booked``."""
+        """Refund everything, and a turn as if it were the last one, though booked as ``as_booked``."""
         self._counts = False
         self._bookings.remove(self)
         undone = [full_refund(each.plan, each.reading) for each in (*taken, *(given_up.charged if given_up else ()))]
@@ -210,7 +210,7 @@ class ChargedOperation:
 
 
 class AsyncReservation:
-    """Charge of `AsyncLimiter.reserve`, permanent unless settled, cancelled, or given a ``hold``.
+    """Charge of `AsyncLimiter.reserve`. It stays unless you settle or cancel it, or its ``hold`` ends.
 
     ``async with await limiter.reserve(...) as reservation:`` cancels it if the block raises before `settle`. Otherwise the end
     of the block changes nothing.
@@ -222,15 +222,15 @@ class AsyncReservation:
 
     @property
     def decision(self) -> Decision:
-        """Decision as of `AsyncLimiter.hit`. A refusal charges nothing."""
+        """Decision, as of `AsyncLimiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
     async def settle(self, cost: int | Sequence[int]) -> None:
-        """Replace the estimate by the real cost, once: refund an excess, or charge a shortfall now.
+        """Replace the estimate by the real cost: refund an excess, or charge a shortfall now.
 
         If limits have their own cost, ``cost`` is a list of these. After its hold, a second store call charges the real cost,
-        even if it doesn't fit. Raises `RuntimeError` if nothing was charged or already corrected, and `StoreError`; then the
-        estimate stays, until its hold ends.
+        even if it doesn't fit. Raises `RuntimeError` if nothing was charged, or the charge was already corrected. Raises
+        `StoreError`; then the estimate stays, at most until its hold ends.
         """
         await arun(self._store, self._booked.settling(cost))
 
@@ -264,11 +264,11 @@ class AsyncReservation:
             await self.cancel()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __enter__ = __exit__ = wrong_way("an AsyncReservation was entered by with, expected async with")
+        __enter__ = __exit__ = wrong_way("an AsyncReservation was used in a with block, expected async with")
 
 
 class Reservation:
-    """Charge of `Limiter.reserve`, permanent unless settled, cancelled, or given a ``hold``.
+    """Charge of `Limiter.reserve`. It stays unless you settle or cancel it, or its ``hold`` ends.
 
     ``with limiter.reserve(...) as reservation:`` cancels it if the block raises before `settle`. Otherwise the end of the block
     changes nothing.
@@ -280,7 +280,7 @@ class Reservation:
 
     @property
     def decision(self) -> Decision:
-        """Decision as of `Limiter.hit`. A refusal charges nothing."""
+        """Decision, as of `Limiter.hit`. A refusal charges nothing."""
         return self._booked.decision
 
     def settle(self, cost: int | Sequence[int]) -> None:
@@ -309,4 +309,4 @@ class Reservation:
             self.cancel()
 
     if not TYPE_CHECKING:  # Type checkers reject the wrong context manager anyway.
-        __aenter__ = __aexit__ = wrong_way("a Reservation was entered by async with, expected with")
+        __aenter__ = __aexit__ = wrong_way("a Reservation was used in an async with block, expected with")

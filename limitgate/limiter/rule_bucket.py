@@ -206,8 +206,8 @@ def rule_bucket(
         raise ConfigError(f"rule {chosen.name!r} has no limits, expected one that counts")
     if not chosen.has_counts and parts.get("limits") is None:
         raise ConfigError(
-            f"rule {chosen.name!r} is adaptive: it counts what is in flight in each process and no client, expected one that "
-            "counts clients"
+            f"rule {chosen.name!r} is adaptive: it counts requests in flight in each process, not clients; expected a "
+            "rule that counts clients"
         )
     compiled_rule = CompiledRule(
         chosen, chosen.kind, key_prefix=key_prefix, secret=secret, shadow=shadow, cardinality=None, inventable=lambda _: False
@@ -227,7 +227,7 @@ def _limited(compiled_rule: CompiledRule, subject: Subject, limits: Given) -> Co
     own = subject.caller.limits.get(rule.name) if subject.caller else None
     if limits is None and own is None:
         if not rule.buckets:
-            raise ConfigError(f"rule {rule.name!r} has its limits from a callable, expected limits= as those of this client")
+            raise ConfigError(f"rule {rule.name!r} has its limits from a callable, expected limits= with those of this client")
         return compiled_rule
     return compiled_rule.having_limits(read_limits(own if limits is None else limits))
 
@@ -237,10 +237,10 @@ def _rule_of(rule: object, name: str | None) -> Rule:
     rules = [each for each in found if isinstance(each, Rule)] or limits_on(rule)
     chosen = [each for each in rules if name in (None, each.name)]
     if not rules:
-        raise ConfigError(f"{rule!r:.80} is no rule, expected a Rule, or an endpoint with @limit, a RateLimit or a Throttle")
+        raise ConfigError(f"{rule!r:.80} is not a rule, expected a Rule, or an endpoint with @limit, a RateLimit or a Throttle")
     if len(chosen) != 1:
         raise ConfigError(
-            f"{rule!r:.80} has the limits {', '.join(each.name for each in rules)}, expected name= as one of them"
+            f"{rule!r:.80} has the limits {', '.join(each.name for each in rules)}, expected name= with one of them"
         )
     return chosen[0]
 
@@ -254,7 +254,7 @@ def _paths(rule: Rule, path: object) -> list[str | None]:
 
 
 class _Missing(Exception):  # noqa: N818
-    """Neither the part nor the address is known."""
+    ...
 
 
 class _DescribedSubject(Subject):
@@ -303,7 +303,7 @@ def _document(body: object) -> object:
     try:
         return json.loads(json.dumps(body))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"json is {body!r:.80}, which is no JSON: {error}, expected for example {{'user': 7}}") from error
+        raise ConfigError(f"json is {body!r:.80}, which is not JSON: {error}, expected for example {{'user': 7}}") from error
 
 
 def _address(ip: str | IPv4Address | IPv6Address | None) -> str | None:
@@ -320,7 +320,9 @@ def _values(rule: Rule, parts: BucketParts) -> list[Value]:
     short = {name.rpartition(".")[2]: name for name in rule.given_parts}
     named = {short.get(name, name): value for name, value in given.items()}
     for name in named.keys() - set(rule.given_parts):
-        raise ConfigError(f"rule {rule.name!r} has no part {name!r} in given, expected one of {', '.join(short) or 'none'}")
+        raise ConfigError(
+            f"rule {rule.name!r} has no key part {name!r} for given, expected one of {', '.join(short) or 'none'}"
+        )
     return [value_of(named.get(name), name) for name in rule.given_parts]
 
 
@@ -351,13 +353,13 @@ def _way(label: str) -> str:
     return f"json= with {name}" if kind == "json" else f"{label}="
 
 
-_OR_ADDRESS = ", or ip= as the address of a client that leaves it out"
+_OR_ADDRESS = ", or ip= for a client without it"
 
 
 def _expected(labels: Sequence[str], rule: Rule) -> str:
     if "path" in labels:
         own = " or ".join(map(repr, rule.paths))
-        return f"path= as the route's template, such as '/items/{{id}}', or where the gate knows no routes as the rule's, {own}"
+        return f"path= with the route's template, such as '/items/{{id}}', or if no routes are known, the rule's {own}"
     if "method" in labels or list(labels) == ["ip"]:
         return f"{labels[0]}="
     names = [label for label in labels if label != "ip"]

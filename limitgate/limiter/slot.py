@@ -22,10 +22,10 @@ from limitgate.process.forking import unpicklable
 
 
 def at_once(limit: Limit | str | int) -> Limit:
-    """A concurrency limit, or its count. Raises `ConfigError`."""
+    """Return a concurrency limit from a limit or a count. Raises `ConfigError`."""
     found = Limit(f"{limit} at once") if type(limit) is int else as_limit(limit)
     if found.algorithm != "concurrency":
-        raise ConfigError(f"{found!r} has no places that can be held, expected for example 20 or '20 at once'")
+        raise ConfigError(f"{found!r} is not a limit on concurrency, expected for example 20 or '20 at once'")
     return found
 
 
@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 def one_process(block: C) -> C:
-    """Explains why a slot can't be pickled."""
+    """Return why a slot can't be pickled."""
 
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")

@@ -82,7 +82,7 @@ class Bucket:
 
     @property
     def strictest(self) -> Bucket:
-        """For the lowest priority, whose refusals a store must remember."""
+        """The bucket of the lowest priority, whose refusals a store must remember."""
         # Avoids a reference cycle.
         return self._strictest or self
 
@@ -155,7 +155,7 @@ def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[
     load = sum([sum(bucket.load) for bucket in buckets])
     if load > MAX_LOAD:
         raise ConfigError(
-            f"{len(limits)} limits that are to be checked together may hold Redis up for {load:,.0f} µs, expected at most "
+            f"{len(limits)} limits that are checked together may occupy Redis for {load:,.0f} µs, expected at most "
             f"{MAX_LOAD:,}: fewer of them, or lower counts of a sliding_log or of 'at once'"
         )
     return tuple([(bucket, place) for bucket, (_, place) in zip(buckets, together)])
@@ -175,7 +175,7 @@ def _numbered(limits: tuple[Limit, ...]) -> tuple[int, ...]:
         ids.append(limit.period << 16 | STORED_AS[limit.algorithm] << 8 | limit.series * MAX_WINDOWS + places.get(kind, 0))
         places[kind] = places.get(kind, 0) + 1
     if len(limits) > MAX_WINDOWS:
-        raise ConfigError(f"{len(limits)} limits are to be checked together, expected at most {MAX_WINDOWS}")
+        raise ConfigError(f"{len(limits)} limits are checked together, expected at most {MAX_WINDOWS}")
     passing = [limit for limit in limits if limit.count]
     leased = [bool(limit.lease) for limit in passing]
     if any(leased) and not all(leased):
@@ -216,7 +216,7 @@ def share_of(value: object) -> Fraction:
     elif isinstance(value, Fraction):
         share = value
     if share is None or not 0 < share <= MAX_RESERVE:
-        raise ConfigError(f"{value!r:.80} is no reserve, expected a share above 0 and up to 49 %, such as '20%' or 0.2")
+        raise ConfigError(f"{value!r:.80} is not a reserve, expected a share above 0 and up to 49 %, such as '20%' or 0.2")
     return share
 
 

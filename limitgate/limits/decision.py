@@ -24,7 +24,7 @@ InForce = tuple[str | None, int, int]
 
 
 class InShadow(tuple[str | None, int, int]):
-    """Counts only without other limits."""
+    """The same for shadow rules, which count only if there are no other limits."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules count last."""
+    """Burst of the tightest window, which has the least ``remaining``, then the longest ``reset_after``. Shadow rules last."""
     remaining: int
     """Requests, or other units of ``cost``, that still fit into the tightest window."""
     retry_after: float
@@ -123,13 +123,13 @@ class Decision:
     granted: int
     """The charged cost; 0 if refused or only checked."""
     rule: str | None
-    """The refusing rule with the longest wait, or that of the tightest window. None in a `Limiter`."""
+    """Name of the refusing rule with the longest wait, otherwise of the tightest window's rule. None in a `Limiter`."""
     degraded: bool = False
     """True if ``on_error`` decided, because the store failed."""
     shadow: bool = False
     """True if only shadow rules refused."""
     delay: float = 0.0
-    """Maximum seconds that the request waited for a permit and a turn. The wait is over when the application sees this."""
+    """Upper bound of the seconds that the request waited for a permit and a turn."""
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
     """Readings behind ``standings`` and ``windows``."""
     is_charged: bool = field(default=False, compare=False)
@@ -140,9 +140,9 @@ class Decision:
     """Adaptive limits that decided."""
 
     def __bool__(self) -> bool:
-        """Always True. Warns about a `Limiter`'s refusal: ``if limiter.hit(...)`` would let it pass."""
+        """Always True. Warns about a `Limiter`'s refusal, because ``if limiter.hit(...)`` would admit it."""
         if not self.allowed and self.rule is None:
-            warnings.warn("a refusal is true, as every Decision is; expected decision.allowed", RuntimeWarning, stacklevel=2)
+            warnings.warn("a Decision is always true, even a refusal; expected decision.allowed", RuntimeWarning, stacklevel=2)
         return True
 
     @property
@@ -168,7 +168,7 @@ class Decision:
 
     @property
     def refusing_key(self) -> str:
-        """Key of the refusing bucket of ``rule``, without suffix, or empty."""
+        """Key of the bucket of ``rule`` that refused, without suffix; empty for none."""
         refused = [charge for charge, _, after in self.evidence if after is None and charge.enforced]
         charge = next((charge for charge in refused if charge.rule == self.rule), None)
         return "" if charge is None else charge.key.removesuffix(charge.bucket.suffix)
@@ -188,22 +188,20 @@ class Decision:
     def settle(self, cost: int | Sequence[int], rule: str | None = None) -> None:
         """Report the real cost of the request, such as the tokens of a language model or the bytes sent.
 
-        Buckets are corrected at the end of the response: an overcharge is refunded, an undercharge is owed even beyond the
-        limit. Without ``rule``, this is the cost of all rules whose ``cost`` isn't 1, or else of all rules. For limits with own
-        costs, pass a list. The last call wins. Thread-safe.
-
-        Raises `TypeError` or `ValueError` for an invalid cost, `ValueError` for a rule outside this decision, and
-        `RuntimeError` after the response or from a `Limiter`.
+        Buckets are corrected at the end of the response: an overcharge is refunded; an undercharge is charged even beyond the
+        limit. Without ``rule``, the cost applies to all rules whose ``cost`` isn't 1, or to all rules if there are none. For
+        limits with own costs, pass a list. The last call wins. Thread-safe. Raises `TypeError` or `ValueError` for an invalid
+        cost, `ValueError` for a rule outside this decision, and `RuntimeError` after the response or from a `Limiter`.
         """
         settlement = self.settlement
         if settlement is None or settlement.is_over:
-            raise RuntimeError("settle was called where no request is under way, expected it before the response is over")
+            raise RuntimeError("settle was called outside of a request, expected the call before its response ends")
         if rule is not None and not self.degraded and rule not in {bucket.charge.rule for bucket in self.evidence}:
-            raise ValueError(f"rule {rule!r:.80} took no part in this decision, expected one of {self._rules()}")
+            raise ValueError(f"rule {rule!r:.80} is not in this decision, expected one of {self._rules()}")
         settlement.note(rule, tuple(map(check_cost, cost)) if isinstance(cost, list | tuple) else check_cost(cost))
 
     def _asdict(self) -> dict[str, Any]:
-        """As dictionaries, for logs and queues. ``retry_after`` is None if waiting can't help: JSON has no infinity."""
+        """Return dictionaries for logs and queues. ``retry_after`` is None if waiting can't help: JSON has no infinity."""
         windows = [window._asdict() | _finite(window.retry_after) for window in self.windows]
         return self._shown() | _finite(self.retry_after) | {"windows": windows}
 
@@ -255,7 +253,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
     is_charged: bool,  # noqa: FBT001
     settlement: FinalCosts | None,
 ) -> Decision:
-    """In an eighth of the constructor's time."""
+    """Create a decision in an eighth of the constructor's time."""
     draft: Any = _Draft()
     draft.allowed = allowed
     draft.limit = limit
@@ -408,7 +406,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Join the decisions of a request that the first one admitted, with both waits."""
+    """Join the decisions about a request that the first one admitted, with both waits."""
     in_force = (*first.in_force, *second.in_force)
     if in_force:
         return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
@@ -468,7 +466,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """None if all have at least ``remaining``. Ignores shadow rules."""
+    """Return None if all have at least ``remaining``. Ignores shadow rules."""
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
         fewest = min(_enforced(in_force), key=itemgetter(2), default=None)
@@ -489,7 +487,7 @@ def _after_charges(decision: Decision) -> Sequence[BucketReading]:
 
 
 def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
-    """Keep the tighter or refusing reading of a common bucket."""
+    """Keep the tighter or refusing reading of a bucket in both."""
     joined = {bucket.charge.key: bucket for bucket in first}
     for bucket in second:
         known = joined.get(bucket.charge.key)

@@ -57,24 +57,22 @@ class Limit:
     """``count`` requests per ``period`` seconds. A full bucket admits ``burst`` requests at once.
 
     Examples: ``Limit("100/minute")``, ``Limit("10/s burst 20")``, ``Limit("5 per 15 minutes")``. ``burst`` defaults to the
-    count; a count of 0 refuses every request. Decisions are exact up to 1,000,000 requests per second and periods up to 366
-    days. Raises `ConfigError` beyond this range, and for invalid text.
+    count; a count of 0 refuses every request. ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months.
+    ``Limit("20 at once")`` limits requests in flight and has no period.
 
-    ``Limit("1000/month", algorithm="fixed_window")`` counts by calendar months; other algorithms don't.
+    Decisions are exact up to 1,000,000 requests per second and periods up to 366 days. Raises `ConfigError` beyond that, and
+    for invalid text.
 
-    ``lease`` lets a process take that many requests from Redis in advance, for at most a second. The limit is never exceeded,
-    but up to ``lease`` requests per process may go unused.
-
-    ``borrow`` admits any cost if one request fits; later requests pay for it. ``warm_up`` starts an idle limit at a third of
-    its rate, and raises the rate over that time, ``10`` or ``"10s"``. Both work like Guava's limiters.
-
-    ``Limit("20 at once")`` limits requests in flight by the algorithm ``concurrency`` and has no period.
+    With ``lease``, a process takes that many requests from Redis in advance, for at most a second. The limit is never exceeded,
+    but up to ``lease`` requests per process may remain unused. ``borrow`` admits any cost if one request fits; later requests
+    pay for it. With ``warm_up`` (``10`` or ``"10s"``), an idle limit starts at a third of its rate and reaches the full rate
+    after that time. ``borrow`` and ``warm_up`` work like Guava's limiters.
     """
 
     count: int
     """Requests per period; 0 refuses all."""
     period: int
-    """Seconds; the longest month; 0 for requests in flight."""
+    """Seconds; for months those of the longest; 0 for requests in flight."""
     months: int
     """Calendar months; 0 for seconds."""
     burst: int
@@ -90,7 +88,7 @@ class Limit:
     warm_up: float | None
     """Seconds, or ``10s``, in which an idle limit rises from a third of its rate to all of it."""
     says_algorithm: bool = field(compare=False)
-    """True if the rule's algorithm is ignored."""
+    """True if the limit names its algorithm, so that the rule's is ignored."""
     period_us: int = field(compare=False)
     """Also a request's weight in ticks."""
     capacity: int = field(compare=False)
@@ -185,7 +183,7 @@ class Limit:
             become(self, "most", most)
 
     def leased(self, lease: int) -> Limit:
-        """Raises `ConfigError`."""
+        """Return this limit with a lease. Raises `ConfigError`."""
         return self.having(lease=lease)
 
     def having(self, **options: Any) -> Limit:
@@ -202,9 +200,8 @@ class Limit:
         """Return one process' share of ``processes``. All shares together never exceed this limit.
 
         The rate is divided exactly, if necessary by a longer period: ``5/second`` for two is ``5 per 2 seconds``. The burst is
-        rounded down, but this ``cost`` stays possible if it was, and one request always. Window algorithms divide the burst
-        only.
-        A share has no lease, may exceed the usual range, and is for the memory store only.
+        rounded down, but admits at least one request, and this ``cost`` if the limit does. Window algorithms divide only the
+        burst. A share has no lease, may exceed the usual range, and is for the memory store only.
         """
         common = gcd(self.count, processes)
         burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
@@ -215,12 +212,12 @@ class Limit:
         return shared
 
     def less(self, kept: int) -> Limit:
-        """With ``kept`` requests less room. Raises `ConfigError` if none remains."""
+        """Return this limit with ``kept`` requests less room. Raises `ConfigError` if none remains."""
         if not self.count:
             return self
         if kept >= self.burst:
             raise ConfigError(
-                f"{self} has room for {self.burst} of which {kept} would be kept for others, expected less than that"
+                f"{self} admits {self.burst} at once, of which {kept} would be reserved for others, expected a smaller reserve"
             )
         lesser = copy(self)
         lesser._become(burst=self.burst - kept)  # noqa: SLF001 - same class
@@ -261,7 +258,7 @@ def as_limit(value: object) -> Limit:
 
 
 def limit_of_rule(value: object) -> Limit:
-    """Without `check_months`: a rule may set the algorithm."""
+    """Return a limit without `check_months`, because a rule may set the algorithm."""
     if isinstance(value, Limit):
         return value
     if isinstance(value, str):
@@ -304,7 +301,7 @@ def _expected_of_list(value: Sequence[object]) -> str:
             return f"expected text such as '{count} per {seconds} seconds'"
         case [int(count), str(unit)]:
             return f"expected text such as '{count}/{unit:.20}'"
-    return "expected each limit by itself, such as '5/second', '100/minute'"
+    return "expected each limit separately, such as '5/second', '100/minute'"
 
 
 def _shown(value: object) -> str:
@@ -354,11 +351,11 @@ def _expected(text: object) -> str:
     if isinstance(text, str) and re.match(r"\s*[0-9]{1,3}(?:[,_'][0-9]{3})+\s*(?:/|per\b)", text):
         return "expected the count in digits alone, such as '1000/minute'"
     if isinstance(text, str) and re.search(r"[,;&|]|\band\b", text):
-        return "expected each limit by itself, such as '5/second', '100/minute'"
+        return "expected each limit separately, such as '5/second', '100/minute'"
     if isinstance(text, str) and re.match(r"\s*[0-9]*\.[0-9]", text):
         return "expected a whole count, such as '3 per 2 seconds'"
     if isinstance(text, str) and (bare := re.fullmatch(r"\s*([0-9]{1,18})\s*(?:/|per\b)\s*([0-9]{1,9})\s*", text)):
-        return f"expected a unit behind the period, such as '{bare[1]} per {bare[2]} seconds'"
+        return f"expected a unit after the period, such as '{bare[1]} per {bare[2]} seconds'"
     return _EXPECTED
 
 
@@ -383,7 +380,7 @@ def _mistake(limit: Limit) -> str | None:  # noqa: PLR0911 - one return per erro
     if period and count > MAX_RATE * period:
         return f": expected at most {MAX_RATE:,} requests per second"
     if burst * period * 1_000_000 > MAX_REFILL_US * count:
-        return ": expected a burst that this rate earns back within ten years"
+        return ": expected a burst that refills within ten years at this rate"
     if type(lease) is not int or not 0 <= lease <= burst:
         return f": expected a lease of 0 to {burst} requests, not {lease!r:.40}"
     if algorithm != "concurrency" and algorithm not in NAMES:

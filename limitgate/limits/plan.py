@@ -19,7 +19,7 @@ Verb = Literal["spend", "peek", "look", "adjust", "reset", "ban"]
 
 def check_cost(cost: object) -> int:
     if type(cost) is not int:
-        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that gives one")
+        raise TypeError(f"cost is a {type(cost).__name__}, expected an integer, or in a rule a callable that returns one")
     if cost < 0:
         raise ValueError(f"cost is {cost}, expected at least 0")
     return cost
@@ -233,7 +233,7 @@ def _at(turn_us: int, charge: Charge, before: Sequence[State], after: Sequence[S
 
 
 def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
-    """Until a charge fits; None if never."""
+    """Return the µs until a charge fits; None if never."""
     longest = 0
     for limit, state in zip(charge.bucket.limits, states):
         wait = charge.bucket.algorithm.wait_us(state, charge.cost, limit)
@@ -246,8 +246,8 @@ def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """Return the correction to the final costs; it may be empty.
 
-    A refund is the difference, less what has drained since. Nothing counts as drained while older charges drained. This is
-    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge is owed from now on:
+    A refund is the difference, less what has drained since. While older charges drained, nothing counts as drained. This is
+    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge counts from now on:
     concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)
@@ -261,7 +261,7 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
 
 
 def owed(reading: Reading, costs: Sequence[int]) -> Plan:
-    """Charge costs unconditionally, after a refund. May be empty."""
+    """Return a plan that charges costs unconditionally, after a refund. It may be empty."""
     charged = zip(reading.buckets, costs)
     owing = [
         _corrected(bucket.charge._replace(cost=0), bucket, reading.now, cost)
@@ -304,7 +304,6 @@ def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int,
 
 
 def own_cost(value: Any) -> tuple[Any, Any]:
-    """Return a limit and its own cost."""
     match value:
         case (str() | Limit() | {"limit": _}) as limit, cost if not isinstance(cost, str | Limit | dict) or cost in _NAMED:
             return limit, cost
@@ -323,7 +322,7 @@ class Returned(NamedTuple):
     """By window: debt before the charge, and returned ticks."""
 
     def lowered(self, charge: Charge, now: int, debts: Sequence[int]) -> Sequence[int]:
-        """Debts before another charge at ``now``, as if the refunded one had not been made."""
+        """Return the debts before another charge at ``now``, as if the refunded charge had not been made."""
         if charge.key != self.key or charge.bucket.algorithm is not gcra:
             return debts
         lowered = list(debts)
@@ -335,7 +334,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return what a correction has returned. GCRA only: its refund moves every later turn up."""
+    """Return the refunded part of a correction. GCRA only: its refunds move every later turn up."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

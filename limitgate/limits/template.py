@@ -53,8 +53,6 @@ class ScriptVariant:
 
 
 class BucketShape(NamedTuple):
-    """A bucket's parameters."""
-
     algorithm: Algorithm
     windows: int
     enforced: bool
@@ -178,7 +176,7 @@ class PlanTemplate:
         return reading
 
     def decide(self, reading: AnyReading, settlement: FinalCosts | None) -> Decision | None:
-        """None for other templates, or if a shadow rule refused."""
+        """Return None for other templates, or if a shadow rule refused."""
         if not isinstance(reading, PlainSpend):
             return None
         if not reading.admitted:
@@ -279,7 +277,7 @@ _Window = tuple[int, int, int, int, int, int, Charge]
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
-    """None if a shadow rule's charge doesn't fit. Shadow rules count only alone."""
+    """Return None if a shadow rule's charge doesn't fit. Shadow rules count only alone."""
     tightest, least, refill, of_enforced = None, 0, 0, False
     for debt, window in zip(debts, windows):
         slack, room, ticks, count, increment, _, charge = window
@@ -550,7 +548,6 @@ class PlainRefund:
 
     @property
     def whole(self) -> Reading:
-        """Return a reading without buckets."""
         return Reading(self.now, (), self.admitted, self.waited, self.source)
 
     def having_waited(self, waited: float) -> PlainRefund:
@@ -568,7 +565,7 @@ def whole_reading(reading: AnyAnswer) -> Reading:
 
 
 def common_shape(plans: Sequence[AnyPlan]) -> ScriptVariant | None:
-    """None if plans differ or aren't plain."""
+    """Return None if plans differ or aren't plain."""
     first = plans[0]
     if isinstance(first, Plan):
         return None

@@ -1,18 +1,4 @@
-"""Budgets for language models: limits on requests and tokens.
-
-budget.py           `Budget`: limits, keys and estimates
-windows.py          limits by kind, and a request's costs
-spending.py         one request: reserves the estimate, settles the usage
-outgoing.py         a request of a throttled client
-keeper.py           renews and reports requests under way
-fair_share.py       waiting requests of a process, by tenant
-told_limits.py      limits that a provider states
-costs.py            costs of rules in tokens, behind a gate
-metering.py         reads a response behind a gate
-estimate.py         probable tokens of a request
-usage.py            reported tokens of a response
-provider_fields.py  rate fields of providers
-"""
+"""Budgets for language models: limits on requests and tokens."""
 
 from __future__ import annotations
 

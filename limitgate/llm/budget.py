@@ -41,18 +41,17 @@ class Budget(Remade):
     """Requests and tokens that a provider allows an account: ``Budget(requests="500/minute", tokens="200000/minute")``.
 
     ``requests``, ``tokens`` (input and output), ``input_tokens`` and ``output_tokens`` are limits such as ``30000/minute``, or
-    lists. All must have room for a request's estimate, which the reported usage corrects later. A burst caps estimates.
+    lists. All must have room for a request's estimate, which the reported usage replaces later. An estimate above a burst
+    counts as the burst.
 
-    ``key`` returns a request's key, from a client's request, or from the body in `reserve`; None isn't limited. By default
-    host, credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*": "opus"}``.
-    ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input and output tokens.
+    ``key`` returns a request's key, from a client's request or from the body in `reserve`; None isn't limited. By default, the
+    key is host, credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*":
+    "opus"}``. ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input and output tokens. Reservations
+    of a dead process are refunded after ``hold``, by default 2 minutes; None: never. With ``limits="told"``, limits in the
+    provider's responses replace those given, in all processes. ``share`` returns a request's tenant, from what ``key`` gets.
+    Waiting tenants take turns by tokens. ``name`` labels metrics.
 
-    ``hold``, by default 2 minutes, is when a dead process' reservation is refunded; None: never. With ``limits="told"``, limits
-    in the provider's responses replace those given, in all processes.
-
-    ``share`` returns a request's tenant, from what ``key`` gets. Waiting tenants of all processes take turns by tokens.
-
-    ``name`` labels metrics, which add up. Raises `ConfigError` for invalid limits or options.
+    Raises `ConfigError` for invalid limits or options.
     """
 
     def __init__(
@@ -106,10 +105,10 @@ class Budget(Remade):
         self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
 
     def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration | None = 0) -> BudgetReservation:
-        """Reserve what a request with this body will probably cost.
+        """Reserve what a request with this body will probably cost. The decision is in ``.decision``.
 
-        ``timeout`` is the longest wait for a turn in seconds or as ``30s``; 0 refuses at once, and None waits without a bound.
-        The decision is in ``.decision``. Raises `StoreError` if the store fails.
+        ``timeout`` is the longest wait for a turn, in seconds or as ``30s``; 0 doesn't wait, None waits for any time. Raises
+        `StoreError`.
         """
         longest = _checked(limiter, Limiter, body, timeout)
         spending = self._spending_of(body)
@@ -227,7 +226,7 @@ def _checked(limiter: object, kind: type, body: object, timeout: Duration | None
         raise TypeError(f"body is {body!r:.80}, expected the bytes of a request, or the object in them")
     seconds = as_seconds(timeout, "timeout")
     if seconds is not None and not seconds >= 0:
-        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+        raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
     return seconds
 
 

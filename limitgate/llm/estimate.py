@@ -109,7 +109,7 @@ def estimate_of(
 
 
 def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
-    """None if no object, or too many values. Each value follows a bracket or a comma."""
+    """Return None if the body is no object, or has too many values. Each value follows a bracket or a comma."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
     if document is not None:
@@ -253,7 +253,6 @@ def _is_image(block: dict[Any, Any]) -> bool:
 
 
 def _has_no_output(body: Mapping[str, Any], model: str | None, path: str) -> bool:
-    """True without output tokens."""
     if path.partition("?")[0].rstrip("/").endswith(_NO_OUTPUT):
         return True
     if path or "messages" in body:

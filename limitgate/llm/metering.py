@@ -52,7 +52,9 @@ class ResponseMeter:
         found = self._reader.settle(into, is_partial=True)
         usage = bounded(found, max(into, LEAST_INPUT), max(out, LEAST_OUTPUT))
         if usage.is_capped:
-            _log.warning("a response reported absurd usage, which is cut to %d and %d tokens", usage.input, usage.output)
+            _log.warning(
+                "a response reported implausible usage, which was reduced to %d and %d tokens", usage.input, usage.output
+            )
         elif reported is not None:
             for answers in self._answers:
                 answers.add(usage.output)

@@ -203,7 +203,7 @@ def _is_sound(window: Window) -> bool:
 
 
 def _period(window: Window) -> int | None:
-    """From ``reset_after``, the time until a limit is full."""
+    """Compute the period from ``reset_after``, the time until a limit is full."""
     if window.limit is None or window.remaining is None or not window.reset_after or window.remaining == window.limit:
         return None
     share = window.limit / (window.limit - window.remaining)
@@ -214,7 +214,7 @@ def _period(window: Window) -> int | None:
 
 
 def _agreed(value: str | None, read: Callable[[str], T | None]) -> T | None:
-    """None if lines differ or one is malformed."""
+    """Return None if lines differ or one is malformed."""
     if value is None or len(value) > MOST_READ:
         return None
     found = {read(line.strip()) for line in value.split(",")}

@@ -177,7 +177,7 @@ class Spending:
         return decision
 
     def _later(self, ahead: State, deadline: float) -> Flow:
-        """Seconds until the next attempt if requests ahead need all room; 0 if now."""
+        """Return the seconds until the next attempt if requests ahead need all room; 0 if now."""
         longer = self.windows.takes_longer(self.expected.usage, ahead)
         if not longer:
             return 0.0
@@ -258,7 +258,6 @@ class Spending:
         return is_held
 
     def hear(self, status: int, field: Field) -> Answer:
-        """Read a new response's limits."""
         said = self._said = told(status, field, time.time(), self._host)
         if status == 429:
             self._counts.refused("provider")
@@ -292,7 +291,9 @@ class Spending:
             # For the estimates of later requests.
             self._answers.add(usage.output)
         if usage.is_capped:
-            _log.warning("%.260r reported absurd usage, which is cut to %d and %d tokens", self.key, usage.input, usage.output)
+            _log.warning(
+                "%.260r reported implausible usage, which was reduced to %d and %d tokens", self.key, usage.input, usage.output
+            )
         costs = self.windows.costs(usage)
         try:
             yield self.reservation.settle(costs[0] if len(costs) == 1 else costs)
@@ -323,12 +324,12 @@ class Spending:
             if self._is_open and said.status == REFUSED:
                 yield from self._emptying(said)
         except StoreError as error:
-            _log.warning("what %.260r said about its limits could not be kept: %s", self.key, error)
+            _log.warning("the limits that %.260r reported could not be stored: %s", self.key, error)
 
     def _drawing(self, said: Told) -> Flow:
-        """Charge other programs' usage, so that no more remains than the provider says.
+        """Charge other programs' usage, so that no more remains than the provider reports.
 
-        Processes may charge the same tokens; one that then finds less left refunds the difference.
+        Several processes may charge the same tokens; a process that then finds less left than reported refunds the difference.
         """
         limits = self.windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -369,7 +370,7 @@ class Spending:
                 yield emptied.settle(over[0] if len(over) == 1 else over)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
-        """Places of windows where the provider reports less: other programs use the account."""
+        """Return the places of windows for which the provider reports less, because other programs use the account."""
         found = []
         for place, (kind, limit, window) in enumerate(zip(self.windows.kinds(), self.windows.every(), self.decision.windows)):
             for theirs in said.windows:
@@ -384,7 +385,7 @@ class Spending:
 
 
 def _usage(given: object) -> Usage:
-    """From a ``usage`` object, mapping or `Usage`. Raises `TypeError`."""
+    """Convert a ``usage`` object or mapping. Raises `TypeError`."""
     if isinstance(given, Usage) and all(type(tokens) is int and tokens >= 0 for tokens in given[:2]):
         return given
     dumped = given.model_dump() if hasattr(given, "model_dump") else given

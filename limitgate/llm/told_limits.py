@@ -77,7 +77,7 @@ class ToldLimits:
                 told = self._told[key, kind, limit.period] = ToldLimit(current)
                 if len(self._told) > 4 * MOST_KEYS:
                     del self._told[next(iter(self._told))]
-            # A period that none of the limits has was computed.
+            # If no limit has this period, it was computed.
             return limit if told.hear(limit, twice=current is None and bool(limits)) else None
 
     def _of(self, limiter: Any, key: str) -> _Known | None:

@@ -58,7 +58,7 @@ class Usage(NamedTuple):
 
 
 def usage_in(usage: object) -> Usage | None:
-    """From any provider's ``usage``; None if incomplete or invalid."""
+    """Read any provider's ``usage``; None if incomplete or invalid."""
     into, out = _numbers_in(usage)
     # Embeddings have no output.
     return None if into is None else Usage(into, out or 0)
@@ -78,7 +78,7 @@ def _capped(tokens: int, estimate: int | None) -> int:
 
 
 def _numbers_in(usage: object) -> tuple[int | None, int | None]:
-    """None if not reported. One invalid number invalidates all."""
+    """Return None for unreported usage. One invalid number invalidates all."""
     if not isinstance(usage, dict):
         return None, None
     given = {name: usage.get(name) for name in (*_INPUT, *_OUTPUT, _CREATED, "total_tokens")}
@@ -206,7 +206,6 @@ class EventReader(Reader):
         return super().arrived
 
     def _examine_fed(self) -> None:
-        """Examine complete events."""
         chunk = b"".join(self._fed)
         self._fed.clear()
         self._size = 0

@@ -48,7 +48,7 @@ class Diagnosis(Enum):
     TOO_MANY_BUCKETS = (
         "LG013",
         (
-            "%s: one source opens more than %d new buckets per minute, so its further keys share one bucket; if it is your "
+            "%s: one client opens more than %d new buckets per minute, so its further keys share one bucket; if it is your "
             "proxy, add it to trusted_proxies; if it has that many customers, raise new_buckets"
         ),
     )
@@ -86,7 +86,7 @@ class Diagnosis(Enum):
     DATABASE = "LG023", "%s does not have the database in the URL: %s", logging.ERROR
     TLS = "LG024", "%s and its URL disagree on TLS: %s", logging.ERROR
     SERVER_KIND = "LG025", "%s is not the kind of server that its URL names: %s", logging.ERROR
-    UNREADABLE_LIMITS = "LG026", "rule %s got invalid limits at run time, so its written limits apply: %s"
+    UNREADABLE_LIMITS = "LG026", "rule %s got invalid limits at run time, so the rule's own limits apply: %s"
     LOCAL_PER_WORKER = (
         "LG028",
         (
@@ -99,21 +99,21 @@ class Diagnosis(Enum):
     OBSERVER_FAILED = (
         "LG036",
         (
-            "observer %s failed with %s, so some metrics are missing; look into its own log; later metrics are still exported, "
+            "observer %s failed with %s, so some metrics are missing; see its own log; later metrics are still exported, "
             "and further failures are not logged"
         ),
     )
-    DROPPED = "LG039", "a %s was created and dropped, so nothing is limited; expected %s"
+    DROPPED = "LG039", "a %s was created, but receives no requests, so it limits nothing; expected %s"
     USER_WITHOUT_ID = ("LG049", "rules count by user, but a %s has no id, so its requests count by address; expected %s")
     IDENTIFY_FAILED = (
         "LG071",
-        "identify failed, and so did its requests: %s; expected identify to return a Caller or None without an error",
+        "identify failed, so requests failed: %s; expected identify to return a Caller or None without an error",
         logging.ERROR,
     )
 
     COMMANDS = "LG061", "%s lacks a feature that LimitGate needs, so calls fail: %s", logging.ERROR
     WRITES = "LG062", "%s rejects writes: %s", logging.ERROR
-    CREDENTIALS = "LG063", "there is no login for %s: %s", logging.ERROR
+    CREDENTIALS = "LG063", "there is no valid login for %s: %s", logging.ERROR
 
     UNDERSCORE = (
         "LG072",

@@ -206,7 +206,7 @@ def extra(name: str, *packages: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] not in packages:
             raise
         missing = next((package for package in packages if not _is_there(package)), packages[0])
-        message = f"{missing} is not installed, expected it here: pip install 'limitgate[{name}]'"
+        message = f"{missing} is not installed, expected: pip install 'limitgate[{name}]'"
         raise ModuleNotFoundError(message, name=missing, path=error.path) from error
 
 

@@ -211,7 +211,6 @@ class Counts:
         return series
 
     def retire(self, before: RuleSet, after: RuleSet) -> None:
-        """Set removed limits to 0."""
         present = written(after)
         for labels, rule in written(before).items():
             kept = windows_of(present[labels].every_limit) if labels in present else {}
@@ -293,7 +292,7 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Of the fullest window; 1 if banned."""
+    """Return the used share of the fullest window; 1 if banned."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:

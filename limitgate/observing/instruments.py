@@ -45,7 +45,7 @@ REQUESTS = Instrument(
     "limitgate.requests",
     "counter",
     "{request}",
-    "Requests, each once, by what became of it and where that was decided.",
+    "Requests by outcome and by source of the decision; each is counted once.",
     ("outcome", "decided_by"),
     {"outcome": get_args(Outcome), "decided_by": get_args(Source)},
 )
@@ -53,7 +53,7 @@ RULE_DECISIONS = Instrument(
     "limitgate.rule.decisions",
     "counter",
     "{decision}",
-    "Decisions of each rule: it was charged, it had no room, or it had none and is a shadow.",
+    "Decisions of each rule: it admitted or refused a request, or would have refused it in shadow mode.",
     ("rule", "tier", "outcome"),
     {"outcome": get_args(RuleOutcome)},
 )
@@ -61,7 +61,7 @@ RULE_UTILIZATION = Instrument(
     "limitgate.rule.utilization",
     "histogram",
     "1",
-    "Used share of a rule's fullest window after each of its decisions; above 1 where turns are booked or shortfalls owed.",
+    "Used share of a rule's fullest window after each decision; above 1 if turns are booked or costs were underestimated.",
     ("rule", "tier"),
     bounds=(0.1, 0.25, 0.5, 0.8, 0.9, 1.0, 1.5, 2.0),
 )
@@ -69,7 +69,7 @@ RULE_LIMIT = Instrument(
     "limitgate.rule.limit",
     "gauge",
     "{request}",
-    "Count of each written limit, by its period; 0 once a rule has it no more.",
+    "Count of each limit in the rules, by period; 0 after the limit was removed.",
     ("rule", "tier", "window"),
     joined="max",
 )
@@ -77,28 +77,28 @@ RULE_IN_FLIGHT = Instrument(
     "limitgate.rule.in_flight",
     "up_down",
     "{request}",
-    "Requests in flight that hold a place under a rule with a concurrency, or an adaptive one.",
+    "Requests in flight under a rule with concurrency, or an adaptive rule.",
     ("rule", "tier"),
 )
 RULE_WAITING = Instrument(
     "limitgate.rule.waiting",
     "up_down",
     "{request}",
-    "Requests that wait for their turn or place under a rule with a max_delay.",
+    "Requests that wait for a turn or place under a rule with max_delay.",
     ("rule", "tier"),
 )
 RULE_ADAPTIVE_LIMIT = Instrument(
     "limitgate.rule.adaptive_limit",
     "gauge",
     "{request}",
-    "Limit in force on the requests in flight of an adaptive rule, found from how long they take.",
+    "Current limit on the requests in flight of an adaptive rule.",
     ("rule", "tier"),
 )
 RULE_ADAPTIVE_BASE = Instrument(
     "limitgate.rule.adaptive_base",
     "gauge",
     "s",
-    "Mean time that the requests of an adaptive rule take where nothing queues, R0; 0 while it is not known.",
+    "Mean duration of the requests of an adaptive rule without a queue, R0; 0 while unknown.",
     ("rule", "tier"),
     joined="max",
 )
@@ -106,14 +106,14 @@ RULE_BANS = Instrument(
     "limitgate.rule.bans",
     "counter",
     "{ban}",
-    "Bans by a rule with a ban, each counted by the process whose refusal led to it.",
+    "Bans set by a rule with ban, counted by the process whose refusal caused the ban.",
     ("rule", "tier"),
 )
 RULE_SHED = Instrument(
     "limitgate.rule.shed",
     "counter",
     "{request}",
-    "Requests that an adaptive rule refused: for want of a place, as the event loop was late, or for higher priorities.",
+    "Requests that an adaptive rule refused: no free place, a late event loop, or in favour of higher priorities.",
     ("rule", "tier", "priority", "reason"),
     {"priority": tuple(RESERVES), "reason": get_args(Refusal)},
 )
@@ -121,14 +121,14 @@ ADAPTIVE_LAG = Instrument(
     "limitgate.adaptive.lag",
     "gauge",
     "s",
-    "Lag of the event loop, or of the proxy's queue, as adaptive rules see it; 0 while no requests come.",
+    "Lag of the event loop or of the proxy's queue, as measured for adaptive rules; 0 without requests.",
     joined="max",
 )
 STORE_DURATION = Instrument(
     "limitgate.store.operation.duration",
     "histogram",
     "s",
-    "Duration of each call to the store, which many requests may share. Memory is not called.",
+    "Duration of each call to the store; requests can share a call. Memory stores are not measured.",
     ("store", "result"),
     {"result": get_args(Result)},
     bounds=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
@@ -137,7 +137,7 @@ STORE_UP = Instrument(
     "limitgate.store.up",
     "gauge",
     "1",
-    "1 while requests wait for the store, 0 while it does not answer and on_error decides.",
+    "1 while the store answers, 0 while it does not and on_error decides.",
     ("store",),
     joined="min",
 )
@@ -145,14 +145,14 @@ STORE_OUTAGES = Instrument(
     "limitgate.store.outages",
     "counter",
     "{outage}",
-    "Times that requests stopped waiting for a server of the store.",
+    "Outages: how often requests stopped waiting for a server of the store.",
     ("store",),
 )
 CONFIG_LOADS = Instrument(
     "limitgate.config.loads",
     "counter",
     "{load}",
-    "Rule sets that were read: taken over, or rejected.",
+    "Rule sets that were loaded: applied or rejected.",
     ("result",),
     {"result": ("ok", "rejected")},
 )
@@ -160,28 +160,28 @@ CONFIG_SUCCESS = Instrument(
     "limitgate.config.last_load_success",
     "gauge",
     "1",
-    "1 if the last rule set that was read is in force, 0 if it was rejected.",
+    "1 if the last loaded rule set is in force, 0 if it was rejected.",
     joined="min",
 )
 CONFIG_TIMESTAMP = Instrument(
     "limitgate.config.last_load_timestamp",
     "gauge",
     "s",
-    "Unix time at which the rules in force were read.",
+    "Unix time at which the rules in force were loaded.",
     joined="min",
 )
 CONFIG_REVISION = Instrument(
     "limitgate.config.revision",
     "gauge",
     "1",
-    "First 12 hex digits of the SHA-256 of the rule set, as a number: equal where rules are equal.",
+    "First 12 hex digits of the SHA-256 of the rule set, as a number: equal in processes with equal rules.",
     joined="each",
 )
 DIAGNOSTICS = Instrument(
     "limitgate.diagnostics",
     "counter",
     "{diagnosis}",
-    "Diagnoses that were logged, by their code.",
+    "Logged diagnostics, by code.",
     ("code",),
     {"code": tuple(each.code for each in Diagnosis)},
 )
@@ -190,7 +190,7 @@ BUDGET_TOKENS = Instrument(
     "limitgate.budget.tokens",
     "counter",
     "{token}",
-    "Tokens of budgets: reserved by estimates, and settled by what responses have cost.",
+    "Tokens of budgets: reserved by estimates, and settled by the cost of responses.",
     ("budget", "direction", "stage"),
     {"direction": get_args(Direction), "stage": ("reserved", "settled")},
 )
@@ -198,7 +198,7 @@ BUDGET_USAGE_RATIO = Instrument(
     "limitgate.budget.usage_ratio",
     "histogram",
     "1",
-    "Tokens that a response has cost as a share of their estimate.",
+    "Tokens that a response cost, divided by the estimate.",
     ("budget", "direction"),
     bounds=(0.1, 0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 5.0, 10.0),
 )
@@ -207,7 +207,7 @@ BUDGET_SETTLEMENTS = Instrument(
     "limitgate.budget.settlements",
     "counter",
     "{request}",
-    "Requests of budgets by how their tokens were known: reported, by what arrived without a report, nothing, or not settled.",
+    "Requests of budgets by the source of their tokens: reported, estimated from what arrived, nothing, or not settled.",
     ("budget", "usage"),
     {"usage": get_args(Settlement)},
 )

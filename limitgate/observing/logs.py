@@ -129,7 +129,7 @@ class Episodes:
                     del self._open[key]
                     self._end(episode, at, lines)
             if self._left_out and at - self._left_out_since >= MINUTE:
-                text = "%s more lines about refusals were left out, as refusal_logs allows %d a minute"
+                text = "%s more lines about refusals were left out, because refusal_logs allows %d a minute"
                 lines.append((text, (f"{self._left_out:,}", self._per_minute), {"left_out": self._left_out}))
                 self._left_out = 0
             self._is_watched = bool(self._open or self._left_out)
@@ -195,7 +195,6 @@ def rules_changed(source: str, changes: str) -> None:
 
 
 def somebody() -> str:
-    """Return user and host of this process."""
     user = "unknown"
     with suppress(OSError, KeyError):
         user = getpass.getuser()

@@ -145,7 +145,7 @@ class HostLoad:
         return self._logged(Refusal(retry_after_s(share, random.random)))
 
     def begin(self, method: str | None) -> Place | Refusal | None:
-        """None without a limit in flight."""
+        """Begin a request; None without a limit in flight."""
         with self._lock:
             now = self._learn()
             if self._limit is None:
@@ -185,7 +185,7 @@ class HostLoad:
         self._refused_at = now
         if now - before > WINDOW_S:
             why = f"{refusal.limit} requests are in flight" if refusal.limit else "few requests succeed"
-            _log.info("%.260r is overloaded, so that requests to it are refused here: %s", self._name, why)
+            _log.info("%.260r is overloaded, so requests to it are refused here: %s", self._name, why)
         return refusal
 
 

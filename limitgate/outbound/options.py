@@ -61,7 +61,7 @@ class CheckedOptions(NamedTuple):
         if on_error not in get_args(OnError):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
         if timeout is not None and not _is_seconds(timeout):
-            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for as long as it takes")
+            raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
         for switch in ("strict", "throttle"):
             if not isinstance(given.get(switch, False), bool):
                 raise ConfigError(f"{switch} is {given[switch]!r:.40}, expected True or False")
@@ -110,6 +110,6 @@ def check_is_strict(limit: Limit) -> None:
     """Raise `ConfigError` if more than the count passes in a period."""
     if limit.borrow or (limit.period and most_within(limit.period, [limit]) > limit.count):
         raise ConfigError(
-            f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without an algorithm of its "
-            "own, a sliding_log, a burst of 1, or strict=False"
+            f"{limit!r} may let more than {limit.count} pass in {limit.period} s, expected a limit without its own "
+            "algorithm, a sliding_log, a burst of 1, or strict=False"
         )

@@ -194,7 +194,7 @@ class ClientThrottle(Generic[Request, Kind]):
     ) -> None:
         checked = CheckedOptions.of(options)
         if not callable(key):
-            raise ConfigError(f"key is {key!r:.80}, expected a callable that gives the text for a request")
+            raise ConfigError(f"key is {key!r:.80}, expected a callable that returns the text for a request")
         if not callable(repeatable):
             raise ConfigError(
                 f"repeatable is {repeatable!r:.80}, expected a callable that returns whether a request may be sent again, "
@@ -217,10 +217,10 @@ class ClientThrottle(Generic[Request, Kind]):
         if self._budget is not None and not callable(getattr(self._budget, "exchange", None)):
             raise ConfigError(f"budget is {self._budget!r:.80}, expected a limitgate.llm.Budget")
         if self._budget is not None and limits:
-            raise ConfigError("limits stand beside a budget, expected limits in the budget and no limits beside it")
+            raise ConfigError("both limits and a budget are given, expected the limits in the budget")
         if self._budget is not None and checked.strict:
             raise ConfigError(
-                "strict stands beside a budget, expected limits with it, or a budget with a burst below its count"
+                "both strict and a budget are given, expected strict with limits, or a budget with a burst below its count"
             )
         self._key = key
         self._repeatable = repeatable
@@ -333,7 +333,7 @@ class ClientThrottle(Generic[Request, Kind]):
     def _cut(self, key: str, told: float) -> float:
         longest = self._options.longest_pause
         if told > longest:
-            _log.warning("%.260r asks for a pause of %.0f s, which is cut to %.0f s", key, told, longest)
+            _log.warning("%.260r asked for a pause of %.0f s, which was reduced to %.0f s", key, told, longest)
         return min(told, longest)
 
     def _turn(  # noqa: PLR0917 - one call, in the order of its use
@@ -424,7 +424,7 @@ class ClientThrottle(Generic[Request, Kind]):
             return
         # `max`, because threads may race here.
         _remember(self._paused, _short(key), waiting.monotonic() + max(pause, self._paused_for(key)))
-        _log.info("%.260r answered %d and is left alone for %.3g s", key, answer.status, pause)
+        _log.info("%.260r answered %d, so no request is sent for %.3g s", key, answer.status, pause)
         self._look_at.pop(_short(key), None)
         with suppress(StoreError):
             yield self._limiter.ban(key, pause)
@@ -446,7 +446,7 @@ def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str |
     if isinstance(limiter, str):
         return kind(limiter, observers=observers)
     if observers:
-        raise ConfigError("observers stand beside a limiter, which has its own, expected them where that is made")
+        raise ConfigError("both observers and a limiter are given, expected the observers on the limiter")
     if not isinstance(limiter, kind):
         raise ConfigError(f"limiter is {limiter!r:.80}, expected {kind.__name__} or the URL of a store")
     return limiter

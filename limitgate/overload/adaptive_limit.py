@@ -268,7 +268,7 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
-        """None if there is room."""
+        """Return a waiting permit, or why there is no room; None if there is room."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"

@@ -139,7 +139,6 @@ class RequestClass:
 
     @property
     def overall_s(self) -> float:
-        """Mean R0 of recent requests."""
         if not self.made:
             return self.shared.mean_s
         return sum([made * self.mean_s(client) for client, made in self.made.items()]) / sum(self.made.values())

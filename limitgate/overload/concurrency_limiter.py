@@ -87,7 +87,6 @@ class ConcurrencyLimiter:
         """For the next holder of the lock."""
 
     def forget(self) -> None:
-        """Reset, and refuse waiting requests."""
         with self._lock:
             waiters = list(self._waiters.values())
             self.reset_after_fork()
@@ -146,7 +145,7 @@ class ConcurrencyLimiter:
     def idle(self, permit: Permit, spent_s: float) -> float:
         """Note ``spent_s`` seconds of waiting for the client; return their start.
 
-        The permit is kept for ``delay`` seconds, then until another request needs it.
+        The permit is kept for ``delay`` seconds, and then until another request needs it.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
@@ -169,7 +168,6 @@ class ConcurrencyLimiter:
             self.limit.resume(permit, self._clock())
 
     def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """Release a permit or its wait. Idempotent."""
         clock = self._clock
         with self._lock:
             if self._waiters:

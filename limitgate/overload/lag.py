@@ -167,7 +167,7 @@ class ListenQueue:
 
 
 def _length(descriptor: int) -> int | None:
-    """None for other descriptors. Queries a duplicate: the server may close its socket."""
+    """Return None for other descriptors. Queries a duplicate: the server may close its socket."""
     if not _INFO:
         return None
     try:

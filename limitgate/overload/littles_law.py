@@ -96,14 +96,14 @@ class LittlesLaw:
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
-        """From a dip: duration, and baselines before and after, in seconds."""
+        """Learn from a dip: duration, and baselines before and after, in seconds."""
         self.wants_dip = took_s < MUCH_FASTER * before_s
         # Only downwards, so that the next dip is deep enough; a higher value may come from a queue, and windows will show it.
         if after_s < before_s:
             self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
-        """From an ended window. True if its durations, free of local queueing, can be a baseline."""
+        """Learn from an ended window. True if its durations, free of local queueing, can be a baseline."""
         if window.failed > FAILED_SHARE * (window.count + window.failed):
             self._move_to(AFTER_FAILURES * self.value)
         if window.count:

@@ -71,7 +71,7 @@ def as_adaptive(value: object) -> Adaptive | None:
     if isinstance(value, Adaptive):
         return value
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{value!r:.80} is no adaptive limit, expected true or a mapping such as {{min: 4, max: 200}}")
+        raise ConfigError(f"{value!r:.80} is not an adaptive limit, expected true or a mapping such as {{min: 4, max: 200}}")
     known = [field.name for field in fields(Adaptive)]
     unknown = [name for name in value if name not in known]
     mistakes = [ConfigError.at((str(name),), f"unknown field, {expected_of(name, known)}", "adaptive") for name in unknown]

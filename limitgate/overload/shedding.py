@@ -11,7 +11,7 @@ from typing import Generic, Literal, TypeVar
 from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
-"""No room for its priority, a late event loop, or preference for higher priority."""
+"""No room for its priority, a late event loop, or thinned in favour of higher priorities."""
 
 LATELY_S = 1.0
 SPREAD_S = 10
@@ -68,7 +68,7 @@ class PriorityLevel:
 
 
 class RecentShare:
-    """Of refused requests, by occasional totals."""
+    """The recent share of refused requests, by occasional totals."""
 
     __slots__ = ("_totals",)
 

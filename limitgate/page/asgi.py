@@ -39,12 +39,10 @@ class Page:
     """The live page, an ASGI application: ``app.mount("/limits", Page(store, guard=staff_only))``.
 
     ``store`` is the service's, or its URL. ``guard`` takes a `limitgate.Request` and returns the viewer's name, or None for a
-    403; it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions`` the page can ban, pardon
-    and reset clients, and journals the viewer's name.
-
-    ``rules`` are for explanations and actions; by default those of the `LimitGate` around, else ``LIMITGATE_RULES``.
-    ``key_prefix`` and ``secret`` are the service's, ``timeout`` is in seconds per store call. Raises `ConfigError` for invalid
-    options.
+    403; it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions``, the page can ban,
+    pardon and reset clients; the journal records the viewer's name. ``rules`` are for explanations and actions; by default
+    those of the `LimitGate` around the page, or ``LIMITGATE_RULES``. ``key_prefix`` and ``secret`` are the service's,
+    ``timeout`` is in seconds per store call. Raises `ConfigError` for invalid options.
     """
 
     @called_as("Page(store, guard=...): options have names")
@@ -94,7 +92,7 @@ class Page:
             await send({"type": "http.response.body", "body": b"" if request.sent_method == "HEAD" else found.body})
 
     async def _answer(self, request: ASGIRequest, route: str, receive: Any) -> Answer | None:
-        """None for a stream."""
+        """Return None for a stream."""
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
@@ -243,7 +241,7 @@ async def _leave(receive: Any) -> None:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """None if too long."""
+    """Return None for a body that is too long."""
     body = b""
     while True:
         message = await receive()

@@ -49,13 +49,13 @@ class Known(NamedTuple):
         return self.rules
 
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
-        """Of a rule's buckets with this ``digest``."""
+        """Return the charges of a rule's buckets with this ``digest``."""
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
         return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
 
 
 def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
-    """With its tier, also limits in code."""
+    """Yield every rule with its tier, including limits in code."""
     for tier, rules in known.rule_set().tiers.items():
         for rule in rules:
             yield tier, rule

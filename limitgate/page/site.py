@@ -177,7 +177,7 @@ class Site:
         return answer(200, "application/json", as_bytes(found))
 
     def _known(self, request: Request) -> explaining.Known:
-        """From the option, the gate around, or ``LIMITGATE_RULES``."""
+        """Return the rules from the option, the gate around, or ``LIMITGATE_RULES``."""
         exchange = _exchange(request)
         gate: Gate | None = None if exchange is None else exchange.gate
         rules = self._rules
@@ -221,5 +221,5 @@ def _json(body: bytes) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigError("the body is no JSON object, expected one")
+        raise ConfigError("the body is not a JSON object, expected one")
     return found

@@ -1,4 +1,4 @@
-"""Detects that the server stops: it waits for streams."""
+"""Detects that the server is stopping, because it waits for streams to end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 def is_stopping() -> bool:
     """True once uvicorn or gunicorn got a signal to stop.
 
-    Servers don't tell applications before responses end. They handle signals by a method, whose object knows. Other servers,
-    and gunicorn's worker on uvloop, wait or time out.
+    Servers tell applications only after responses end. The handler of the signal is a method, whose object knows. Other
+    servers, and gunicorn's worker on uvloop, wait for the streams or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
 

@@ -23,7 +23,6 @@ def this_machine(request: Request) -> str | None:
 
 
 def is_local_host(host: str) -> bool:
-    """True if a host is only this machine."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -37,7 +37,7 @@ def asyncio_is_stopped() -> bool:
 
 
 def loop_time(loop: asyncio.AbstractEventLoop) -> float:
-    """An event loop's clock, or `monotonic` if frozen."""
+    """Return an event loop's time, or `monotonic` if its clock is frozen."""
     return monotonic() if asyncio_is_stopped() else loop.time()
 
 
@@ -46,7 +46,7 @@ class Timer(Protocol):
 
 
 class _ThreadTimer:
-    """For an event loop with a frozen clock."""
+    """A timer for an event loop with a frozen clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], object]) -> None:
         self._loop = loop
@@ -97,7 +97,7 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
     except RuntimeError:
         pass
     raise ConfigError(
-        f"{what} needs asyncio, and no event loop of asyncio runs here, as under trio: expected asyncio, "
+        f"{what} needs asyncio, but no asyncio event loop is running, for example under trio; expected asyncio, "
         "such as hypercorn --worker-class asyncio or anyio's backend 'asyncio'"
     )
 

@@ -17,8 +17,7 @@ class Forked(Protocol):
 
 
 class Resuming(Protocol):
-    def after_fork(self) -> None:
-        """Resume in the parent."""
+    def after_fork(self) -> None: ...
 
 
 class Forking(Protocol):
@@ -73,7 +72,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_anew)
 
 
-IN_MEMORY = "what it has counted is in the memory of this process, expected the URL of a store on Redis"
+IN_MEMORY = "its counts are in the memory of this process, expected the URL of a store on Redis"
 
 
 class Remade:

@@ -8,4 +8,4 @@ from typing import Any
 null_store: Any = None
 """Admits everything, while limits are off."""
 stand_in: Callable[[Any], Any] | None = None
-"""Replaces stores on Redis while clocks are frozen; returns None for others."""
+"""Replaces stores on Redis while clocks are frozen. Returns None for other stores."""

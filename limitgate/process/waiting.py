@@ -27,8 +27,8 @@ def require_running_clock() -> None:
     time.sleep(SHORTEST)
     if time.time_ns() == before:
         raise ConfigError(
-            "a test has stopped the clock with freezegun or time-machine, so that a wait for a turn might never end, expected "
-            "limitgate.testing.frozen() or the fixture limitgate_clock, which move the clock on instead, or tick=True"
+            "a test stopped the clock with freezegun or time-machine, so a wait for a turn might never end; expected "
+            "limitgate.testing.frozen() or the fixture limitgate_clock, which advance the clock, or tick=True"
         )
 
 

@@ -79,7 +79,7 @@ class TextParser:
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
-        """None without a request of a known client."""
+        """Return None for a line without a request of a known client."""
         found = _TEXT.match(line)
         if found is not None and _is_address(found[1]):
             client, time, method, target, status = found.groups()
@@ -167,7 +167,7 @@ def _time_before(before: bytes) -> int | None:
 
 
 def why_unread(line: bytes) -> str | None:
-    """None for a line without a request."""
+    """Return None for a line without a request."""
     text = _COLOURS.sub(b"", line)
     if not _ANY_REQUEST.search(text):
         return None
@@ -178,7 +178,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """With ``time``, ``client``, ``method``, ``path``, perhaps ``status`` and ``headers``."""
+    """Parse a line with ``time``, ``client``, ``method``, ``path``, and optionally ``status`` and ``headers``."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:

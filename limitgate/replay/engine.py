@@ -210,7 +210,6 @@ class Figures:
 
     @property
     def unaddressed(self) -> list[bytes]:
-        """Clients without an address."""
         return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
@@ -338,7 +337,7 @@ def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Pr
 
 
 def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
-    """In several processes, with one or two rule sets by path."""
+    """Send a log through one or two rule sets by path, in several processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
         shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]

@@ -25,7 +25,7 @@ class Arrivals:
         """µs, by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
-        """For all its buckets, admitted or not."""
+        """Note a request for all its buckets, admitted or not."""
         if isinstance(evidence, PlainSpend):
             charged = [(charge.rule, key) for charge, key in zip(evidence.template.charges, evidence.keys)]
         else:
@@ -39,7 +39,7 @@ class Arrivals:
             times.append(now)
 
     def suggestions(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """By rule and unit: counts that refuse none, and one in `TOLERATED`."""
+        """Return, by rule and unit, the counts that refuse no request, and one in `TOLERATED`."""
         return {rule: _of_buckets(list(buckets.values())) for rule, buckets in self._of_rule.items()}
 
 

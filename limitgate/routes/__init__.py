@@ -26,20 +26,20 @@ class Routes(Protocol):
         """True if every request needs a lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """None without a route, or an unknown one."""
+        """Return None without a route, or for an unknown one."""
 
     def version(self, request: Request) -> object:
         """The same object while method and path determine the route; None if they don't."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
-    """Mounts that match by prefix, as ``/files`` for ``/filesadmin``."""
+    """Return mounts that match by prefix, as ``/files`` matches ``/filesadmin``."""
     mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
     return mounts()
 
 
 def fills_with_nothing(routes: Routes) -> bool:
-    """True if placeholders match empty segments, as ``/items/{id}`` for ``/items/``."""
+    """True if placeholders match empty segments, as ``/items/{id}`` matches ``/items/``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
 
@@ -51,7 +51,7 @@ def check_of(routes: Routes) -> Callable[[RuleSet], None]:
 
 
 class NoRoutes:
-    """Only rules cover the application."""
+    """The routes of an unknown application, covered only by rules."""
 
     def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
         self.mounts = mounts
@@ -91,7 +91,6 @@ def application_behind(app: Any) -> Any:
 
 
 def handler_of_refusals(handlers: Any) -> Callable[..., Any] | None:
-    """Return the handler of refusals, by error or status."""
     if handlers and isinstance(handlers, Mapping):
         for key in _KEYS:
             if key in handlers:

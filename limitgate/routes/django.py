@@ -42,7 +42,7 @@ class DjangoRoutes:
             return True
 
     def find(self, request: Request) -> Route | None:
-        """None if a converter raises."""
+        """Return None if a converter raises."""
         django = getattr(request, "django", None)
         try:
             return self._table(getattr(django, "urlconf", None)).find(django)
@@ -161,7 +161,7 @@ def _allowed(view: Any) -> Any:
 
 
 def routes_of(urlconf: Any = None) -> list[Listed]:
-    """Of a URLconf (default ``ROOT_URLCONF``) with includes."""
+    """Yield the routes of a URLconf (default ``ROOT_URLCONF``) with includes."""
     resolver = get_resolver(urlconf)
     return [
         Listed(

@@ -173,7 +173,7 @@ Headers = dict[str, dict[str, Any]]
 
 def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
     """``is_problem``: `PROBLEM_SCHEMA` describes the body."""
-    wait = "Seconds after which the request will be admitted, if nobody else uses the same limit until then."
+    wait = "Seconds after which the request is admitted, unless another request uses the same limit in the meantime."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
     for style in styles:
         own, names = (style.style, dict(style.names)) if isinstance(style, Renamed) else (style, {})
@@ -186,9 +186,9 @@ def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_prob
 
 def _x_ratelimit(_: Sequence[Rule]) -> Headers:
     return {
-        "X-RateLimit-Limit": _count("How many requests may come at once."),
-        "X-RateLimit-Remaining": _count("How many more may come now."),
-        "X-RateLimit-Reset": _count("When all of them may come again, as Unix time in seconds."),
+        "X-RateLimit-Limit": _count("Requests that may come at once."),
+        "X-RateLimit-Remaining": _count("Further requests that may come now."),
+        "X-RateLimit-Reset": _count("Unix time in seconds at which the limit is fully available again."),
     }
 
 
@@ -196,15 +196,17 @@ def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
     limited = {limit.unit for rule in rules for limit in rule.every_limit}
     headers: Headers = {}
     for unit in [unit for unit in SECONDS if unit in limited]:
-        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"How many requests may come at once, by the limit per {unit}.")
-        headers[f"X-RateLimit-Remaining-{unit.title()}"] = _count(f"How many more may come now, by the limit per {unit}.")
+        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"Requests that may come at once under the limit per {unit}.")
+        headers[f"X-RateLimit-Remaining-{unit.title()}"] = _count(
+            f"Further requests that may come now under the limit per {unit}."
+        )
     return headers
 
 
 def _draft_11(_: Sequence[Rule]) -> Headers:
     return {
         "RateLimit-Policy": _header("The limits: q requests in w seconds each.", type="string"),
-        "RateLimit": _header("How each limit stands: r requests remain, t seconds until there are more.", type="string"),
+        "RateLimit": _header("State of each limit: r requests remain, t seconds until there are more.", type="string"),
     }
 
 
@@ -214,9 +216,9 @@ def _of_provider(style: str, rules: Sequence[Rule]) -> Headers:
     for unit, (limit, remaining, reset) in PROVIDERS[style][0].items():
         if unit in units:
             counted = unit.replace("_", " ")
-            headers[limit] = _count(f"How many {counted} may come at once.")
-            headers[remaining] = _count(f"How many more {counted} may come now.")
-            headers[reset] = _header(f"When all {counted} may come again.", type="string")
+            headers[limit] = _count(f"{counted} that may come at once.")
+            headers[remaining] = _count(f"Further {counted} that may come now.")
+            headers[reset] = _header(f"Time at which all {counted} may come again.", type="string")
     return headers
 
 

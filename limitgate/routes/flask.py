@@ -47,7 +47,7 @@ class FlaskRoutes:
         self._views = views  # last, because other threads then skip reading
 
     def find(self, request: Request) -> Route | None:
-        """None if a converter raises."""
+        """Return None if a converter raises."""
         environ = self._with_a_short_host(request.environ or {})
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))

@@ -70,7 +70,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """By method; exemptions for all paths come alone."""
+    """Return the rules by method; exemptions for all paths come alone."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]

@@ -44,7 +44,7 @@ class StarletteRoutes:
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """None if a convertor raises."""
+        """Return None if a convertor raises."""
         try:
             return self._find(dict(request.scope or {}))
         except Exception:  # noqa: BLE001 - the router raises this after the charge
@@ -57,7 +57,7 @@ class StarletteRoutes:
         return self._version
 
     def _find(self, scope: Scope) -> Route | None:
-        """Without mounts that lead back: clients choose that depth, so it can't be in a key."""
+        """Find a route without mounts that lead back: clients choose that depth, so it can't be in a key."""
         tables = self._current()
         first = table = tables[id(self._routes_of(self._router))]
         entered: dict[int, str] = {}
@@ -195,7 +195,6 @@ def is_inside_starlette(app: Any) -> bool:
 
 
 def router_of(app: Any) -> Any:
-    """Return the router behind middleware."""
     while app is not None and not _are_routes(getattr(app, "routes", None)):
         app = getattr(app, "app", None)
     return app
@@ -219,7 +218,7 @@ def flat(routes: Iterable[Any]) -> Iterable[Any]:
 
 
 def mounted(route: Any) -> list[Any] | None:
-    """Of a mounted application; None if unknown or an endpoint."""
+    """Return the routes of a mounted application; None if unknown or an endpoint."""
     routes: list[Any] | None = getattr(router_of(getattr(route, "app", None)) or route, "routes", None)
     return routes
 

@@ -107,7 +107,7 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     """A caller in a rule file."""
 
     id: Text
-    """Name: the ``caller`` part of keys."""
+    """Identity, used by the key part ``caller``."""
     api_key: StrictStr | None = None
     """``sha256:`` and the key's SHA-256 in 64 hex digits."""
     header: Annotated[dict[Text, Text] | None, Field(repr=False)] = None
@@ -115,7 +115,7 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     set_by_proxy: StrictBool = False
     """Accept headers from trusted proxies, which must set them and strip those of clients."""
     tier: Text | None = None
-    """Tier; that of the file if omitted."""
+    """Tier; by default that of the file."""
     priority: Priority = NORMAL
     """High may use the ``reserve`` of rules; normal may not; low loses twice as much."""
 
@@ -168,7 +168,7 @@ class Callers:
 
     @property
     def list_keys(self) -> bool:
-        """Unlisted keys then count as none."""
+        """True if keys are listed: unlisted keys then count as none."""
         return bool(self._by_key)
 
     def every(self) -> list[Caller]:
@@ -182,7 +182,7 @@ class Callers:
         return bool(self._by_key or self._by_header)
 
     def with_key(self, api_key: str) -> Caller | None:
-        """``api_key`` is text, or a header decoded as latin-1."""
+        """Return the caller with this key, as text or as a header decoded as latin-1."""
         match = self._match(api_key)
         return match[1] if match else None
 
@@ -201,7 +201,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """By headers of a trusted client, or of any client if a proxy sets them."""
+        """Return the caller that a trusted client's headers identify, or any client's if a proxy sets them."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers

@@ -78,8 +78,9 @@ EVERYTHING: Container[Mark] = _Everything()
 def limit(*limits: AnyLimit, name: str | None = None, **options: Unpack[LimitOptions]) -> Callable[[F], F]:
     """Limit an endpoint: a Starlette, FastAPI, Flask or Django view, a class-based view, or one of its methods.
 
-    Takes the arguments of `Rule`, and stacks. Without ``name``, each endpoint has its own limit, such as ``login-3f9ac1``.
-    Endpoints with the same name share it. Raises `ConfigError` like `Rule`, as does the endpoint without a gate.
+    Takes the arguments of `Rule`. You can use it several times on an endpoint. Without ``name``, each endpoint has its own
+    limit, such as ``login-3f9ac1``. Endpoints with the same name share a limit. Raises `ConfigError` like `Rule`; without a
+    gate, so does the endpoint.
     """
     check_names("limit", options, LimitOptions)
     for given in filter(gives_limits, limits):
@@ -118,9 +119,10 @@ show_options(limit, LimitOptions, DEFAULTS)
 
 
 def exempt(endpoint: F = _NO_ENDPOINT) -> F:
-    """Exempt an endpoint from every rule: no decision, no headers, no charge. Use without parentheses.
+    """Exempt an endpoint from every rule: no decision, no headers, no charge. Use it without parentheses.
 
-    Covers what is routed as ``exempt(endpoint)``, not other routes nor subclasses. Place it below the route decorator.
+    Covers routes to ``exempt(endpoint)``, but not routes to the undecorated endpoint, or subclasses. Place it below the route
+    decorator.
     """
     if endpoint is _NO_ENDPOINT:
         raise ConfigError("@exempt takes no parentheses, expected @exempt on a line above the endpoint")
@@ -236,7 +238,7 @@ def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def class_of(endpoint: Any) -> Any:
-    """The class of a Flask, Django or REST framework view, or the endpoint."""
+    """Return the class of a Flask, Django or REST framework view, or the endpoint."""
     if not inspect.isclass(endpoint):
         for name in ("view_class", "cls"):
             if inspect.isclass(view_class := getattr(endpoint, name, None)):
@@ -260,7 +262,7 @@ def has_marks(endpoint: Any) -> bool:
 
 
 def limits_on(endpoint: Any) -> list[Rule]:
-    """Also on methods of a class-based endpoint."""
+    """Return the limits on an endpoint, including methods of a class-based one."""
     return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 
@@ -281,7 +283,7 @@ def note_routed(endpoint: Any) -> None:
 
 
 def effective(endpoint: Any) -> Any:
-    """The endpoint with decorators above, unless an application routes to the decorated one.
+    """Return the endpoint with decorators above it, unless an application routes to the decorated one.
 
     A limit between two route decorators applies to both if nothing else refers to the endpoint.
     """

@@ -117,7 +117,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """At most one byte too many. Raises `OSError`."""
+    """Read a file, at most one byte too many. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
@@ -160,7 +160,7 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """One by one: freeing the tree at once blocks all threads."""
+        """Free the tree in small steps: freeing it at once blocks all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()

@@ -73,8 +73,6 @@ class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True
 
 
 class RuleTest(NamedTuple):
-    """A test in a rule file."""
-
     given: Given
     expect: Expected
 
@@ -204,7 +202,7 @@ def files_at(path: Path) -> list[Path]:
 
 
 def _is_rule_file(file: Path) -> bool:
-    """Also a dangling link. Raises `ConfigError` for a pipe, which could block."""
+    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block."""
     # Hidden files are locks of Emacs and attributes of macOS.
     if file.suffix not in SUFFIXES or file.name.startswith("."):
         return False

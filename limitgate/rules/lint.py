@@ -13,7 +13,7 @@ _SHORTER = 3 * SECONDS["day"]
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
-    """In any half-open interval of ``period`` seconds."""
+    """Return the most requests in any half-open interval of ``period`` seconds."""
     return min(_most_within(period, limit) for limit in limits if limit.period)
 
 

@@ -243,7 +243,6 @@ def gives_limits(value: object) -> TypeGuard[LimitsBy]:
 
 
 def is_async(function: object) -> bool:
-    """True for an async function or an async ``__call__``."""
     call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
     return iscoroutinefunction(function) or iscoroutinefunction(call)
 

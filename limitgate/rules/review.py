@@ -333,7 +333,7 @@ def _sorts(rule: Rule) -> _Sorts:
 
 
 class _ByTightness:
-    """By slowest rate and smallest burst: neither is higher in a tighter rule."""
+    """Sorts by slowest rate and smallest burst: neither is higher in a tighter rule."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))

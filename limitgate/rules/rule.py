@@ -160,7 +160,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     """Limits for matching requests, counted per key.
 
     ``Rule("api", "5/second", qpm=100, path="/api/**", key=["path", "ip"])``. Raises `ConfigError` for an unknown option, an
-    invalid value, a rule without limits, or a fixed cost beyond a limit.
+    invalid value, a rule without limits, or a fixed cost above a limit.
     """
 
     name: Name
@@ -178,7 +178,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     qpd: Count | None = None
     """Requests per day."""
     concurrency: Count | None = None
-    """Requests in flight, until the response or the WebSocket ends."""
+    """Maximum of requests in flight; each counts until its response or WebSocket ends."""
     adaptive: Annotated[Adaptive | None, PlainValidator(as_adaptive)] = None
     """Limits requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
@@ -186,7 +186,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
     """Patterns to exclude from ``path``."""
     methods: Annotated[frozenset[StrictStr] | None, AfterValidator(_classes)] = None
-    """Methods; all if omitted. GET covers HEAD and WebSocket handshakes."""
+    """Methods; all if omitted. GET includes HEAD and WebSocket handshakes."""
     clients: Annotated[tuple[StrictStr, ...], each_is(lambda entry: Networks([entry]))] = ()
     """Addresses and CIDRs of clients, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
@@ -196,7 +196,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
-    """Tier; in a file, that of the file if omitted."""
+    """Tier; in a file, by default that of the file."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
     """Cost of a request; ``tokens``, ``input_tokens`` or ``output_tokens`` for language models, see docs/budgets.md; in Python
     also a callable ``(request) -> int``.
@@ -204,13 +204,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     body: StrictBool = False
     """Read the JSON body for callables as ``request.json``. Implied by ``json:`` keys and costs in tokens."""
     on_error: OnError | None = None
-    """Answer while the store fails; the option of this name if omitted."""
+    """Behaviour while the store fails; if omitted, that of the option ``on_error``."""
     charge_if: ChargeIf | None = None
-    """Outcomes that are charged. Other requests get a refund at their end."""
+    """Outcomes that are charged. Other requests are refunded at their end."""
     ban: Annotated[Ban | None, PlainValidator(as_ban)] = None
     """Bans clients after too many refusals: ``{after: 20, within: 10m, for: 1h}``; in Python a ``Ban``."""
     per: Per = "request"
-    """Count requests, or each message of a client over a WebSocket."""
+    """Count requests, or each message from a client over a WebSocket."""
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
@@ -226,7 +226,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
     """Longest wait of a request before refusal: seconds, or ``2s``. May be 0 beside ``adaptive``."""
     priority: Priority | None = None
-    """Priority under this rule; that of the caller if omitted, normal by default."""
+    """Priority under this rule; by default that of the caller."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
     """Share of each limit kept for high priority, such as ``20%``. Low priority loses twice as much."""
 
@@ -254,16 +254,16 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limits_by(self) -> LimitsBy | None:
-        """Returns a request's limits; written ones replace invalid results."""
+        """The callable that returns a request's limits; written ones replace invalid results."""
         return self._limits_by
 
     def limits_by_body(self, request: Request) -> Any:
-        """Shows the body to `limits_by`."""
+        """Like `limits_by`, but shows the body to the callable."""
         limits_by: Any = self._limits_by
         return limits_by(request.with_json())
 
     def having_limits(self, limits: Sequence[Limit]) -> Rule:
-        """With run-time limits, and options that they support. Raises `ConfigError`."""
+        """Return this rule with run-time limits, and the options that they support. Raises `ConfigError`."""
         suited = tuple([self._suited(limit) for limit in limits])
         parts = self._checked("limits", partial(parts_of, costed=self._own_costs), suited)
         # `model_construct` takes ten times as long, and makes another set and dictionary for each rule.
@@ -336,7 +336,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
-        """None for the request's cost; empty if no limit has its own."""
+        """Own cost per bucket, None for the request's cost; empty if no limit has its own."""
         # A place of a request in flight has no tokens.
         of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
         costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]
@@ -388,7 +388,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return each_cost[place] if place < len(each_cost) else cost
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """With less room if a share is reserved."""
+        """Return the buckets of a priority, smaller if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -455,7 +455,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def is_conditional(self) -> bool:
-        """More than tier, method and path decide."""
+        """True if more than tier, method and path selects the rule."""
         return bool(self.clients) or self.when is not None
 
     @cached_property
@@ -503,7 +503,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def needs_asyncio(self) -> str | None:
-        """Option that needs asyncio, if any."""
+        """The option that needs asyncio, if any."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
         needed["body"] = self.reads_body
         return next((option for option, is_given in needed.items() if is_given), None)
@@ -514,9 +514,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
-        """True for this method.
+        """True if the rule applies to this method; HEAD has become GET.
 
-        HEAD has become GET. All limits apply to the empty, unknown method, and no exemption by method.
+        All limits apply to an unknown method, which is empty, and no exemption with methods does.
         """
         return self.methods is None or method in self.methods or not (method or self.exempt)
 
@@ -543,7 +543,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._cost_by(self.cost, request)
 
     def costs_of(self, request: Request) -> int | tuple[int, ...]:
-        """One per bucket for limits with own costs. Raises errors of `cost_of`."""
+        """Return one cost per bucket, for limits with own costs. Raises the errors of `cost_of`."""
         own_costs = self.bucket_costs
         if not own_costs:
             return self.cost_of(request)
@@ -687,7 +687,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
 
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
-    """Of rules that replace each other, the first applies."""
+    """Return the rules that no other rule replaces. Of rules that replace each other, the first stays."""
     left = [*decorators, *rules]
     listed, applying = set(map(id, rules)), set[int]()
 
@@ -778,7 +778,7 @@ class RuleSet:
         self.files_digest = b""
 
     def detach(self) -> None:
-        """Lets reference counting free the set."""
+        """Free the set by reference counting."""
         for of_tier in self.tiers.values():
             for rule in of_tier:
                 vars(rule).pop("rule_set", None)

@@ -41,7 +41,7 @@ SHORTEST_RELOAD = 0.01
 
 
 def _json(value: str, start: str, expected: str) -> Any:
-    """Parse JSON that starts so; None for other text."""
+    """Parse text that looks like JSON; None for other text."""
     try:
         return json.loads(value) if value.lstrip().startswith(start) else None
     except ValueError as error:
@@ -129,16 +129,16 @@ class Settings(BaseSettings):
     rules: Annotated[Any, NoDecode] = None
     """A rule file, a folder, a list of `Rule`, or a `RuleSet`. Required."""
     store: Annotated[Any, NoDecode, Field(repr=False)] = "memory://"
-    """URL of a store, or a store. With ``memory://`` each process counts separately."""
+    """URL of a store, or a store object. With ``memory://`` each process counts separately."""
     on_error: OnError = "open"
-    """Answer while the store fails: pass, 503, or a limit in this process alone."""
+    """Behaviour while the store fails: admit, answer 503, or limit in this process alone."""
     processes: Annotated[WholeNumber, Field(ge=1, le=100_000)] = 1
-    """Processes that serve together, and share the limits under ``local``."""
+    """Number of processes, which share the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Longest total wait of a request for the store: seconds, or ``100ms``."""
     trusted_proxies: Annotated[Strings, each_is(lambda entry: TrustedProxies([entry], "x-forwarded-for"))] = ()
-    """Addresses and CIDRs of trusted proxies, named lists such as ``cloudflare``, ``file:PATH`` for your own, and ``unix`` for
-    unix sockets.
+    """Trusted proxies: addresses, CIDRs, lists such as ``cloudflare``, ``file:PATH`` for your own list, ``unix`` for unix
+    sockets.
     """
     forwarded_header: HeaderName = "x-forwarded-for"
     """Header of trusted proxies; ``forwarded`` for RFC 7239."""
@@ -155,23 +155,23 @@ class Settings(BaseSettings):
     shadow: bool = False
     """Decide and report, but never refuse."""
     strict: bool = False
-    """Report at start which limits admit more than their count in one period."""
+    """Report at startup which limits admit more than their count in one period."""
     on_denied: ImportString[Callable[..., Any]] | None = None
     """ASGI or WSGI application that answers refused requests."""
     new_buckets: Annotated[WholeNumber, Field(ge=0, le=1_000_000)] = 1000
-    """Buckets per minute that a source may open with invented keys, in each process; 0: unlimited."""
+    """Buckets per minute that a client may open with invented keys, in each process; 0: unlimited."""
     body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
-    """Bytes of a body that rules may read. They answer 413 to larger ones."""
+    """Longest body that rules may read, in bytes. Larger ones get 413."""
     key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False
-    """Fail at start if the store does not answer within 5 seconds."""
+    """Fail at startup if the store does not answer within 5 seconds."""
     reload: Annotated[
         float, Field(ge=0, le=86_400, allow_inf_nan=False), BeforeValidator(_duration), AfterValidator(_polling)
     ] = 0.0
     """Seconds, or ``2s``, between polls of rule files; 0: no polling."""
     names: Names = "masked"
-    """Clients in log lines: ``masked``, ``full``, or ``off``."""
+    """How clients appear in log lines: ``masked``, ``full``, or ``off``."""
     refusal_logs: Annotated[WholeNumber, Field(ge=0, le=10_000)] = 60
     """Log lines per minute about refusals, in each process; 0: none."""
     observers: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_listed)] = ()
@@ -181,7 +181,7 @@ class Settings(BaseSettings):
     docs/watching.md.
     """
     secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
-    """16 to 64 bytes that key the digests in the store, so that guesses can't be checked."""
+    """Key of the digests in the store, 16 to 64 bytes. Prevents guessing addresses and keys from them."""
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
@@ -237,7 +237,7 @@ def naming_variable(error: ConfigError, option: str, given: Container[str]) -> C
 
 
 def named_env_file() -> str | None:
-    """From ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
+    """Return the file in ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")

@@ -67,11 +67,10 @@ class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
     Bans and configuration are never evicted; rules start no ban while a quarter of ``max_buckets`` is banned. ``clock`` returns
-    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future. Calls never block, so timeouts are
-    ignored.
+    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future.
 
-    If a signal handler, a finalizer or ``clock`` uses the store during a call of the same thread, a refund waits for its end.
-    Other calls raise `StoreError`, because waiting would deadlock.
+    Calls never block, so timeouts are ignored. If a signal handler, a finalizer or ``clock`` calls the store during a call of
+    the same thread, a refund waits for its end; other calls raise `StoreError`, because waiting would deadlock.
     """
 
     measures_silence = takes_plain = True
@@ -451,7 +450,9 @@ class MemoryStore(Remade):
         """Defer a refund to the end of the interrupted call; raise for others."""
         if plan.verb == "spend" or not plan.gives_back or plan.charges[0].bucket.algorithm is holds:
             raise StoreError(
-                "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+                "a handler or finalizer called the store during another call of the same thread, expected calls "
+                "outside of handlers",
+                "timeout",
             )
         self._late.append(plan)
         return read(plan.charges, self._now, [self._view(charge) for charge in plan.charges])
@@ -476,7 +477,7 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """By its key, or the overflow bucket."""
+        """Find a bucket by its key, or the overflow bucket."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -704,7 +705,7 @@ def _full_at(entry: Entry) -> int:
 
 
 def _refuses_until(entry: Entry) -> int:
-    """For bans, slots and held reservations, their end."""
+    """Return the end of bans, slots and held reservations."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
     # A slot's wait is an estimate.
@@ -713,7 +714,7 @@ def _refuses_until(entry: Entry) -> int:
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """For the lowest priority; 0 if never."""
+    """Return the wait of the lowest priority; 0 if it can never pass."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
     # The lowest priority can never spend it.

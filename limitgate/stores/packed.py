@@ -39,7 +39,6 @@ _COST_AT: Final = _NUMBER.size + _TIME.size
 
 @cache
 def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., bytes], Callable[[bytes], tuple[int, ...]]]:
-    """Shared by many layouts."""
     form = struct.Struct(f"{HEAD.format}{numbers}q")
     return form, (0,) * numbers, form.pack, form.unpack
 
@@ -104,7 +103,7 @@ class Layout:
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Only the head if states are stored separately."""
+        """Return only the head if states are stored separately."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -160,7 +159,7 @@ class Layout:
 
 
 class Layouts:
-    """Numbers of unused layouts are reused."""
+    """Numbers layouts, and reuses the numbers of unused ones."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}

@@ -164,5 +164,5 @@ def test_a_count_is_in_the_hash_slot_of_its_bucket(key: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["a{b", "{}a", "a}b", "a}{b}"])
 def test_a_prefix_that_can_have_no_counts(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="has a brace that is of no hash tag, expected a key_prefix such as"):
+    with pytest.raises(ConfigError, match="has a brace outside a hash tag, expected a key_prefix such as"):
         count_key(f"{prefix}:api:5f0c")

@@ -264,7 +264,7 @@ def test_a_shadow_does_not_replace_the_numbers_of_others(
             if left == 8:
                 places_of(site.app, "shadow").limit.begin(0.0, "other")
     (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
-    assert line == "rule shadow begins to refuse what is more than the process can do (shadow: these requests pass)"
+    assert line == "rule shadow begins to refuse requests beyond the capacity of this process (shadow: these requests pass)"
 
 
 def test_a_shadow_and_what_is_exempt_always_pass() -> None:
@@ -333,7 +333,7 @@ def test_refusals_are_logged_when_they_begin_and_cease(caplog: pytest.LogCapture
         places_of(site.app).limit.begin(0.0, "other")
         assert site.statuses(3) == [503] * 3
     (line,) = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
-    assert line == "rule all begins to refuse what is more than the process can do"
+    assert line == "rule all begins to refuse requests beyond the capacity of this process"
 
 
 def test_the_outcome_is_there_for_access_logs() -> None:
@@ -798,7 +798,7 @@ def test_who_finds_no_place_after_a_turn_is_logged_and_counted_once(door: type[S
         check_refusal(site.ask())
     told = [record.getMessage() for record in caplog.records if record.name == "limitgate.refusals"]
     (line,) = [line for line in told if "shadow" not in line]
-    assert line == "rule all begins to refuse what is more than the process can do"
+    assert line == "rule all begins to refuse requests beyond the capacity of this process"
     decisions = recorder.of("rule.decisions")
     assert decisions["all", "default", "refused"] == decisions["shadow", "default", "shadow_refused"] == 1
 
@@ -866,7 +866,7 @@ def test_usage_shows_the_limit_in_force() -> None:
 
 def test_there_is_no_bucket_of_a_client() -> None:
     limiter = Limiter("memory://")
-    with pytest.raises(ConfigError, match="rule 'all' is adaptive: it counts what is in flight in each process and no client"):
+    with pytest.raises(ConfigError, match="rule 'all' is adaptive: it counts requests in flight in each process, not clients"):
         limiter.bucket(one_place(), ip="192.0.2.1")
     assert limiter.bucket(Rule("api", "5/hour", adaptive=True), ip="192.0.2.1").peek().limit == 5
 
@@ -1269,7 +1269,7 @@ def test_decorators_of_one_name_agree_on_their_adaptive_limit() -> None:
     gated = LimitGate(Starlette(routes=routes), rules=[])
     assert [asyncio.run(asgi_reply(gated, path)).status for path in ("/", "/same")] == [200, 200]
     for path in ("/most", "/delay"):
-        with pytest.raises(ConfigError, match="limit 'db' is there with another adaptive"):
+        with pytest.raises(ConfigError, match="limit 'db' already has another adaptive"):
             asyncio.run(asgi_reply(gated, path))
 
 

@@ -907,7 +907,7 @@ def test_the_bucket_of_a_client() -> None:
     assert limiter.bucket(rule, json={"user": {"id": 8}}, ip="192.0.2.1").peek().remaining == 3
     with pytest.raises(ConfigError, match="counts by json:/user/id, expected json= with /user/id, or ip="):
         limiter.bucket(Rule("users", "3/minute", key=["json:/user/id"]))
-    with pytest.raises(ConfigError, match="which is no JSON"):
+    with pytest.raises(ConfigError, match="which is not JSON"):
         limiter.bucket(rule, json={"user": object()}, ip="192.0.2.1")
 
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_told_and_the_written_limits_apply(
     assert len(told[0]) < 400
 
 
-UNREADABLE = "rule api got invalid limits at run time, so its written limits apply: "
+UNREADABLE = "rule api got invalid limits at run time, so the rule's own limits apply: "
 
 
 @pytest.mark.parametrize("names", ["masked", "full", "off"])
@@ -237,7 +237,7 @@ def test_only_so_many_values_are_told(opened: Any, caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize("given", ["often", [], 5])
 def test_without_written_limits_the_request_fails(opened: Any, given: Any) -> None:
     """It never passes unlimited in silence."""
-    with pytest.raises(ConfigError, match="rule 'api': the limits given at run time cannot be read: "):
+    with pytest.raises(ConfigError, match="rule 'api': invalid limits at run time: "):
         opened(Rule("api", lambda _: given)).ask()
 
 

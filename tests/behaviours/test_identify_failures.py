@@ -68,7 +68,7 @@ def test_an_error_is_raised_and_told_once(opened: Callable[..., Site], told: Any
             it.ask()
     assert it.statuses(3, "/free") == [200, 200, 429]
     (line,) = told()
-    assert line.startswith("LG071 identify failed, and so did its requests: " + PLACE)
+    assert line.startswith("LG071 identify failed, so requests failed: " + PLACE)
     assert "secret" not in line
 
 

@@ -210,7 +210,7 @@ def test_a_log_handler_that_asks_the_store(redis_server: RedisServer) -> None:
             client.set(plan.charges[0].key, "not ours")
             ends(lambda: heard.append(store.spend(plan, 60)))
             assert [type(each) for each in heard] == [StoreError, Reading]
-            assert "expected a call from outside" in str(heard[0])
+            assert "expected calls outside of handlers" in str(heard[0])
             assert limiter.hit("log lines", "10/second").allowed
     finally:
         logging.getLogger("limitgate.store").removeHandler(handler)

@@ -358,7 +358,7 @@ def test_once_the_request_is_over_no_limit_can_be_asked(open_site: Callable[...,
         "asgi": lambda: asyncio.run(exchange.afurther([(LATE, ())])),
         "wsgi": lambda: exchange.further([(LATE, ())]),
     }
-    with pytest.raises(RuntimeError, match="when the request was over"):
+    with pytest.raises(RuntimeError, match="after the request"):
         ask[site.door]()
     assert store.owed == {"first": 1}
 

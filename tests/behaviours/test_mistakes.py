@@ -57,7 +57,7 @@ from tests.support.doors import asgi_reply
 
 RULES = [Rule("api", "5/minute")]
 Mistake = Callable[[], Any]
-A_LIST_OF_LIMITS = "expected each limit by itself, such as '5/second', '100/minute'"
+A_LIST_OF_LIMITS = "expected each limit separately, such as '5/second', '100/minute'"
 PARENTHESES = "@limit takes limits in parentheses: @limit('5/minute')"
 
 
@@ -172,7 +172,7 @@ LIMITS = {
     "a number as text": (lambda: Limit("5/minute", burst="20"), "a whole number, not '20'"),
     "an algorithm with hyphens": (lambda: Limit("5/m", algorithm="sliding-window"), "did you mean 'sliding_window'?"),
     "a count with commas": (lambda: Limit("1,000/minute"), "expected the count in digits alone, such as '1000/minute'"),
-    "a period without a unit": (lambda: Limit("100/60"), "expected a unit behind the period, such as '100 per 60 seconds'"),
+    "a period without a unit": (lambda: Limit("100/60"), "expected a unit after the period, such as '100 per 60 seconds'"),
     "numbers for text": (lambda: Limit(5, 60), "expected Limit('5/minute', burst=10)"),
     "a period by itself": (lambda: Limit(count=5, period="minute"), "or in text '5 per 15 minutes burst 10'"),
     "a period of no length": (lambda: Limit("5/0 seconds"), "expected a period of at least 1 second"),
@@ -287,12 +287,12 @@ OPTIONS = {
     "an application by its name": (lambda: LimitGate("shop.main:app", rules=RULES), "'shop.main:app' is no application"),
     "an application by its name on WSGI": (
         lambda: LimitGateWSGI("shop:app", rules=RULES),
-        "'shop:app' is no application, expected app.wsgi_app =",
+        "'shop:app' is not an application, expected app.wsgi_app =",
     ),
     "identify that is async on WSGI": (lambda: asked_wsgi(identify=later), "expected a plain function under WSGI"),
     "limits that cannot be read": (
         lambda: asked(Rule("api", lambda _: "often")),
-        "the limits given at run time cannot be read",
+        "invalid limits at run time",
     ),
     "limits by async code on WSGI": (lambda: asked_wsgi(Rule("api", later)), "expected a plain function under WSGI"),
     "a caller's id that is a number": (lambda: Caller(42), "expected text for both"),
@@ -376,7 +376,7 @@ PLACES = {
     "ASGI middleware around WSGI": (lambda: LimitGate(wsgi, rules=RULES), "expected LimitGateWSGI around it"),
     "WSGI middleware around FastAPI": (lambda: LimitGateWSGI(fastapi.FastAPI(), rules=RULES), "app.add_middleware(LimitGate"),
     "WSGI middleware in FastAPI": (lambda: added(LimitGateWSGI), "app.add_middleware(LimitGate, rules=...)"),
-    "Flask's extension in FastAPI": (lambda: added(FlaskLimitGate), "limitgate.LimitGate is for all of ASGI"),
+    "Flask's extension in FastAPI": (lambda: added(FlaskLimitGate), "limitgate.LimitGate is for ASGI"),
     "rules' own request in an endpoint": (
         lambda: fastapi.FastAPI().get("/")(endpoint_of_another_request),
         "expected fastapi.Request in an endpoint",
@@ -417,7 +417,7 @@ WITHOUT_HTTP = {
     ),
     "a list of parts for a function's key": (
         lambda: Limiter("memory://").limited("5/m", key=["ip"]),
-        "expected text, or a function of the call's arguments that gives it",
+        "expected text, or a function of the call's arguments that returns it",
     ),
     "half a request": (lambda: Limiter("memory://").hit("ann", "5/m", cost=0.5), "expected an integer"),
     "a duration as text": (
@@ -458,7 +458,7 @@ WITHOUT_HTTP = {
     "a context manager for a decorator, without parentheses": (lambda: by(off), "expected a with block, with off():"),
     "a name that nobody configured": (
         lambda: Limiter("memory://").hit("a", Configured("x")),
-        "expected limits: call configure",
+        "expected a call of configure",
     ),
     "a bucket by its rule's name": (lambda: Limiter("memory://").bucket("api"), "expected a Rule, or an endpoint with @limit"),
     "a bucket by an address without its name": (
@@ -485,8 +485,8 @@ WITHOUT_HTTP = {
         lambda: RateLimitAdapter("5/m", on_error="wait"),
         "expected one of open, closed",
     ),
-    "limits for all keys": (lambda: Limiter("memory://", default_limits=["5/m"]), "routes have rules and @limit"),
-    "an async limiter for a key": (lambda: AsyncLimiter("memory://", "ann"), "whose calls take key and limits"),
+    "limits for all keys": (lambda: Limiter("memory://", default_limits=["5/m"]), "for routes use rules and @limit"),
+    "an async limiter for a key": (lambda: AsyncLimiter("memory://", "ann"), "whose methods take key and limits"),
     "a transport of httpx in requests": (
         lambda: RateLimitTransport("5/m").send(requests.Request("GET", "http://localhost/").prepare()),
         "expected RateLimitAdapter of limitgate.requests",
@@ -699,7 +699,7 @@ def test_a_slot_that_nobody_enters_is_told(kind: type[Limiter | AsyncLimiter]) -
 @pytest.mark.parametrize("settled", ["RULES", "STORE"])
 def test_an_option_that_is_a_setting_of_django_by_itself_is_told(monkeypatch: pytest.MonkeyPatch, settled: str) -> None:
     monkeypatch.setattr("limitgate.django.middleware.settings", type("Fake", (), {f"LIMITGATE_{settled}": "config/"}))
-    with pytest.raises(ConfigError, match=rf"LIMITGATE_{settled}, which nobody reads, expected LIMITGATE = {{'{settled}'"):
+    with pytest.raises(ConfigError, match=rf"LIMITGATE_{settled}, which has no effect, expected LIMITGATE = {{'{settled}'"):
         django_options()
 
 
@@ -723,7 +723,7 @@ def test_a_file_for_other_callers_that_names_no_tier_is_told(tmp_path: Path) -> 
         ("limitgate", "RateLimitExceeded", "expected RateLimited"),
         ("limitgate", "RateLimiter", "from limitgate.fastapi import RateLimit"),
         ("limitgate", "SlowAPIMiddleware", "expected LimitGate"),
-        ("limitgate", "get_remote_address", "expected nothing, as limits count by the client's address"),
+        ("limitgate", "get_remote_address", "expected nothing, because limits count by the client's address"),
         ("limitgate.fastapi", "RateLimiter", "import RateLimit, whose limits are text: RateLimit('2 per 5 seconds')"),
         ("limitgate.fastapi", "limit", "expected from limitgate import limit"),
         ("limitgate.flask", "Limiter", "expected from limitgate.flask import LimitGate"),

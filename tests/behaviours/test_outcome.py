@@ -949,7 +949,7 @@ def test_settling_where_it_makes_no_sense(site: Open) -> None:
     it = site(REQUESTS)
     it.ask()
     decision = it.seen[0]
-    with pytest.raises(RuntimeError, match="no request is under way"):
+    with pytest.raises(RuntimeError, match="outside of a request"):
         decision.settle(5)
     assert it.store.owed == {"requests": 1}
     decision = replace(decision, settlement=FinalCosts())
@@ -964,7 +964,7 @@ def test_settling_where_it_makes_no_sense(site: Open) -> None:
 
 def test_a_limiters_decision_has_nothing_to_settle() -> None:
     """Without a request there is nothing whose end could be waited for."""
-    with Limiter(MemoryStore()) as limiter, pytest.raises(RuntimeError, match="no request is under way"):
+    with Limiter(MemoryStore()) as limiter, pytest.raises(RuntimeError, match="outside of a request"):
         limiter.hit("key", "1/second").settle(1)
 
 

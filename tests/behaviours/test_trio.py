@@ -80,7 +80,7 @@ def test_the_start_fails(url: str, required: Any) -> None:
     gate = LimitGate(app, rules=RULES, store=url, require_store=required)
     (told,) = trio.run(lifespan, gate)
     assert told["type"] == "lifespan.startup.failed"
-    assert re.search(f"needs asyncio, .*as under trio: {CURE}", told["message"])
+    assert re.search(f"needs asyncio, .*for example under trio; {CURE}", told["message"])
     with pytest.raises(ConfigError, match=CURE):
         trio.run(ask, gate)
 
@@ -131,7 +131,7 @@ def test_rules_that_need_asyncio(rules: list[Rule]) -> None:
     """The start fails with the reason, which names the rule."""
     (told,) = trio.run(lifespan, LimitGate(app, rules=rules))
     assert told["type"] == "lifespan.startup.failed"
-    assert re.search(f"(max_delay|adaptive|per|body) of rule 'all' needs asyncio, .*as under trio: {CURE}", told["message"])
+    assert re.search(f"(max_delay|adaptive|per|body) of rule 'all' needs asyncio, .*under trio; {CURE}", told["message"])
     told_on_asyncio = on_asyncio(lambda: lifespan(LimitGate(app, rules=rules)))
     assert [each["type"] for each in told_on_asyncio] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 

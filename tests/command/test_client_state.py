@@ -106,7 +106,7 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
     assert pardoned.exit_code == 0
     assert world.json("bans") == []
-    assert world.run("bans").stdout == "no client is banned by this command\n"
+    assert world.run("bans").stdout == "no ban by a command or a rule is in force\n"
     assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
     assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "reset", "ban"]
     assert "a scraper" in world.run("bans", "--log").stdout
@@ -198,8 +198,8 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
             "expected one of api, keyed, headed; for a limit in code use limiter.bucket",
         ),
         (["peek", "--rules", "{rules}", "--rule", "api"], 2, "expected --ip\n"),
-        (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip as the address"),
-        (["peek", "--rules", "{rules}", "--rule", "headed"], 2, "expected -H 'x-id: ...', or --ip as the address"),
+        (["peek", "--rules", "{rules}", "--rule", "keyed"], 2, "expected --api-key, or --ip for a client"),
+        (["peek", "--rules", "{rules}", "--rule", "headed"], 2, "expected -H 'x-id: ...', or --ip for a client"),
         (["peek", "--rules", "{rules}", "--rule", "api", "--ip", "nowhere"], 2, "expected an address"),
         (["peek", "--rules", "{rules}", "--rule", "api", "--tier", "gold"], 2, "no file describes tier 'gold'"),
         (["peek", "--rules", "{rules}", "--rule", "api", "-H", "nonsense"], 2, "expected 'Name: value'"),

@@ -168,7 +168,7 @@ def test_without_its_extra_it_says_what_to_install(package: str, words: list[str
     code = f"import sys; sys.modules[{package!r}] = None; from limitgate.command import main; main()"
     result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
-    assert result.stderr == f"limitgate: {package} is not installed, expected it here: pip install 'limitgate[cli]'\n"
+    assert result.stderr == f"limitgate: {package} is not installed, expected: pip install 'limitgate[cli]'\n"
 
 
 def test_it_starts_without_what_a_verb_may_need() -> None:

@@ -504,7 +504,7 @@ def test_own_limits_of_a_caller_that_only_identify_knows(plans: Shop) -> None:
     ann = {"X-API-Key": "ann"}
     assert [plans.get("/api", **ann) for _ in range(3)] == [200, 200, 429]
     whom = "--app", "SHOP:app", "--rule", "api", "--caller", "ann"
-    told = "the application's identify may give this caller limits of its own; those of rule api are 5/day; expected --limits"
+    told = "the application's identify may give this caller other limits than those of rule api, 5/day; expected --limits"
     result = plans.run("reset", *whom, "-y")
     assert result.exit_code == 2
     assert " ".join(result.stderr.split()).count(told) == 1
@@ -555,7 +555,7 @@ def test_a_ban_needs_no_limits(plans: Shop, rule: str, status: int) -> None:
 def test_a_ban_that_depends_on_the_windows_says_so(plans: Shop) -> None:
     """Only limits of GCRA share a bucket."""
     whom = "--app", "SHOP:app", "--caller", "ann", "-y"
-    assert "may give this caller limits of its own" in plans.run("ban", *whom, "--rule", "dated").stderr
+    assert "may give this caller other limits" in plans.run("ban", *whom, "--rule", "dated").stderr
     result = plans.run("ban", *whom, "--rule", "given")
     assert (result.exit_code, "has its limits from a callable, expected --limits" in result.stderr) == (2, True)
 

@@ -31,7 +31,7 @@ EXPECTED = [
     ("bans --log", 0, "ticket 7"),
     ("check config/", 0, ""),
     ("replay access.log", 0, "refused"),
-    ("bans", 0, "no client is banned"),
+    ("bans", 0, "no ban by a command or a rule is in force"),
 ]
 """The beginning of each command in the order of the page, its exit status, and what it prints."""
 

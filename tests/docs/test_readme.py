@@ -70,6 +70,15 @@ def test_architecture_names_modules_that_there_are() -> None:
     assert [name for name in named if not ((package / name).exists() or (ROOT / name).exists())] == []
 
 
+def test_architecture_names_every_module() -> None:
+    """Except packages, verbs of the command, and generated code."""
+    package = Path(limitgate.__file__).parent
+    modules = {str(path.relative_to(package)) for path in package.rglob("*.py")}
+    elsewhere = {name for name in modules if name.endswith(("__init__.py", "_pb2.py")) or name.startswith("command/verbs/")}
+    named = set(re.findall(r"`([a-z0-9_/]+\.py)`", text_of("docs/architecture.md")))
+    assert sorted(modules - elsewhere - named) == []
+
+
 def test_imported_names_are_public() -> None:
     """Whatever the pages import from the package is one of its public names."""
     lines = [line for page in PAGES for line in re.findall(r"from limitgate import (.*)", text_of(page))]

@@ -66,7 +66,7 @@ def test_uvicorn_tells_before_any_request(tmp_path: Path, guarded: str) -> None:
     with uvicorn_process("tests.e2e.at_start:app", tmp_path, LIMITGATE_STORE=guarded) as url:
         log = tmp_path / "uvicorn.log"
         ((_, error),) = told(log, "LG022")
-        assert "it wants a password" in error
+        assert "it requires a password" in error
         assert f"store {guarded}; on_error open" in log.read_text()
         assert httpx.get(url, timeout=PATIENCE).status_code == 200
 

@@ -23,7 +23,7 @@ def served(server: str, folder: Path, **environment: str) -> AbstractContextMana
     loads = 1 if "--preload" in command else 2
 
     def ready(text: str) -> bool:
-        return text.count("Booting worker") == 2 and text.count("looked at every") == loads
+        return text.count("Booting worker") == 2 and text.count("polled every") == loads
 
     return server_process(command, folder / "gunicorn.log", ready, environment)
 

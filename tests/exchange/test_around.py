@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
+from limitgate.forward import ForwardGate
 from limitgate.testing import off
 from tests.support.doors import asgi_reply, wsgi_reply
 
@@ -50,6 +51,12 @@ def test_a_gate_that_is_dropped_where_it_is_made_is_told(caplog: pytest.LogCaptu
     assert [message.split()[2] for message in told(caplog)] == ["LimitGate", "LimitGateWSGI"]
     assert "app.add_middleware(LimitGate" in told(caplog)[0]
     assert "app.wsgi_app = LimitGateWSGI(app.wsgi_app" in told(caplog)[1]
+
+
+def test_a_dropped_forward_gate_is_logged_under_its_public_name(caplog: pytest.LogCaptureFixture) -> None:
+    """Its inner gate has a class that users don't know."""
+    ForwardGate(rules=RULES)
+    assert [message.split()[2] for message in told(caplog)] == ["ForwardGate"]
 
 
 def test_a_gate_that_was_used_or_kept_for_a_while_is_not(

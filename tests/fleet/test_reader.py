@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_told() -> None:
 
 def test_why_it_is_empty() -> None:
     """The prefix may be another, or the store a memory store."""
-    assert "this process only" in figures()["empty"]
+    assert "only this process" in figures()["empty"]
     assert figures(snapshot(1))["empty"] is None
     assert figures(snapshot(1, ended=True))["empty"]
 
@@ -237,7 +237,7 @@ def test_a_client_of_the_figures_can_be_banned() -> None:
     assert run(store, operations.peeking()).allowed
     run(store, operations.resetting())
     for wrong in (("api", "default", "f" * 32), ("api", "vip", f"{1:032x}"), ("other", "default", f"{1:032x}")):
-        with pytest.raises(Exception, match="expected one of those that the figures list"):
+        with pytest.raises(Exception, match="expected a client in the figures"):
             client_bucket(found, *wrong)
 
 

@@ -222,7 +222,7 @@ def test_a_slot_whose_store_fails_at_the_beginning(in_haste: None) -> None:
     limiter = Limiter(store)
     store.fails = ("take",)
     with pytest.raises(StoreError), limiter.slot("key", 2):
-        pytest.fail("nothing was taken")
+        pytest.fail("nothing was charged")
     waited(lambda: store.corrections == 1)
 
 
@@ -317,7 +317,7 @@ def test_a_process_that_slept_takes_its_place_again(caplog: pytest.LogCaptureFix
         with others.slot("key", 1), caplog.at_level(logging.WARNING, "limitgate"):
             rounds()
             rounds()
-            assert ["lost its place" in record.message for record in caplog.records] == [True]
+            assert ["lost its slot" in record.message for record in caplog.records] == [True]
             assert taken(others, "key", "1 at once") == 1
         rounds()
         assert taken(others, "key", "1 at once") == 1

@@ -40,7 +40,7 @@ def nested(depth: int) -> bytes:
         b"\xef\xbb\xbf",
     ],
 )
-def test_a_body_that_is_no_json(data: bytes) -> None:
+def test_body_that_is_not_json_is_none(data: bytes) -> None:
     assert parsed(data) is None
 
 
@@ -86,7 +86,7 @@ def test_any_body_is_parsed_as_applications_do(data: bytes) -> None:
     ("text", "length"),
     [(None, None), ("", None), ("0", 0), (" 12 ", 12), ("-1", None), ("1e3", None), ("\u0663", None), ("9" * 50, None)],
 )
-def test_lengths(text: str | None, length: int | None) -> None:
+def test_content_length_is_parsed_or_none(text: str | None, length: int | None) -> None:
     if text == "9" * 50:
         assert (declared_length(text) or 0) > 10**18
     else:
@@ -107,7 +107,7 @@ def test_lengths(text: str | None, length: int | None) -> None:
     ],
     ids=lambda data: repr(data[-8:]),
 )
-def test_the_most_expensive_bodies_take_a_moment(data: bytes) -> None:
+def test_body_parsing_at_worst_takes_bounded_time(data: bytes) -> None:
     """Four times the input takes no more than about four times as long."""
     began = time.process_time()
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_pointer_finds_text(text: str, value: str | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "user", "#/user", "/a~2", "/a~", "/" + "x" * LONGEST_POINTER])
-def test_a_pointer_that_is_none(text: str) -> None:
+def test_json_pointer_invalid_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a JSON pointer"):
         pointer(text)
 
@@ -185,7 +185,7 @@ def test_equal_values_have_one_spelling(spellings: list[str], text: str) -> None
 
 
 @pytest.mark.parametrize("document", [None, [], {}, "text", 1, math.nan, [[]], [{}], [None]])
-def test_nothing_is_found_where_nothing_is(document: Any) -> None:
+def test_json_pointer_to_a_missing_value_finds_nothing(document: Any) -> None:
     assert text_at(document, pointer("/0")) is None
 
 
@@ -210,7 +210,7 @@ def test_no_byte_beyond_the_body_is_read() -> None:
 
 
 @pytest.mark.parametrize("more", [{"CONTENT_LENGTH": ""}, {"CONTENT_LENGTH": "0"}])
-def test_no_body(more: dict[str, Any]) -> None:
+def test_wsgi_request_without_a_body_reads_nothing(more: dict[str, Any]) -> None:
     environ = environ_of(b"unread", **more)
     assert read_input(environ, 5) == b""
     assert environ["wsgi.input"].read() == b"unread"
@@ -253,7 +253,7 @@ class Broken(io.BytesIO):
 
 
 @pytest.mark.parametrize("stream", [io.BytesIO, Broken])
-def test_a_client_that_leaves(stream: Any) -> None:
+def test_body_of_a_client_that_leaves_is_incomplete(stream: Any) -> None:
     environ = {"wsgi.input": stream(b"hell"), "CONTENT_LENGTH": "5"}
     with pytest.raises(BodyError) as raised:
         read_input(environ, 5)
@@ -261,7 +261,7 @@ def test_a_client_that_leaves(stream: Any) -> None:
     assert environ["wsgi.input"].read(4) == b"hell"
 
 
-def test_a_slow_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_of_a_slow_client_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline is checked between two reads, and what was read is given back."""
     now = iter(range(0, 1000, 6))
     monkeypatch.setattr(reading, "monotonic", lambda: float(next(now)))
@@ -284,7 +284,7 @@ READS = st.lists(
 
 @settings(max_examples=EXAMPLES)
 @given(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), st.integers(0, 30), READS)
-def test_what_is_given_back_reads_like_a_file(data: bytes, place: int, reads: list[tuple[str, int | None]]) -> None:
+def test_replayed_input_reads_like_a_file(data: bytes, place: int, reads: list[tuple[str, int | None]]) -> None:
     replayed, file = ReplayedInput(data[:place], io.BytesIO(data[place:])), io.BytesIO(data)
     for name, size in reads:
         arguments = () if size is None else (size,)
@@ -293,7 +293,7 @@ def test_what_is_given_back_reads_like_a_file(data: bytes, place: int, reads: li
     replayed.close()
 
 
-def test_what_is_given_back_is_read_into_a_buffer() -> None:
+def test_replayed_input_is_read_into_a_buffer() -> None:
     replayed, buffer = ReplayedInput(b"hel", io.BytesIO(b"lo")), bytearray(4)
     assert (replayed.readinto(buffer), bytes(buffer)) == (4, b"hell")
     assert (replayed.readinto(buffer), bytes(buffer[:1])) == (1, b"o")

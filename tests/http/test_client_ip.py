@@ -100,7 +100,7 @@ def test_an_address_is_read_in_every_form_that_proxies_write(text: str, expected
         " " * 200 + "1" * 101,
     ],
 )
-def test_what_is_no_address_is_not_taken_for_one(text: str) -> None:
+def test_address_invalid_is_none(text: str) -> None:
     """Names, numbers, halves of addresses and overlong text are no address."""
     assert canonical(text) is None
 
@@ -124,7 +124,7 @@ written = st.one_of(
 @example("255.255.255.255", 64)
 @example("1.2.3.04", 64)
 @example("1.2.3.256", 64)
-def test_what_is_read_in_haste_is_what_ipaddress_reads(text: str, prefix: int) -> None:
+def test_address_parsed_fast_equals_that_of_ipaddress(text: str, prefix: int) -> None:
     """Property: spellings and networks are those of `ipaddress`, whatever text comes."""
     address = canonical(text)
     assert client_of(peer=text, trusted=()) == ((text or None) if address is None else str(address))
@@ -173,7 +173,7 @@ FORGED = (
     st.sampled_from(["x-forwarded-for", "forwarded", "x-real-ip"]),
     st.sampled_from([(), PRIVATE, ("unix",)]),
 )
-def test_nobody_but_a_trusted_proxy_is_believed_property(
+def test_forwarding_header_from_an_untrusted_peer_is_ignored_property(
     headers: list[tuple[str, bytes]], header: str, trusted: tuple[str, ...]
 ) -> None:
     """Whatever headers an untrusted peer sends, its own address is the client's."""
@@ -220,7 +220,7 @@ def test_a_network_is_trusted_however_it_is_written(entry: str, peer: str) -> No
         ("unix", "unix"),
     ],
 )
-def test_nobody_else_is_trusted(entry: str, peer: str | None) -> None:
+def test_peer_outside_the_trusted_networks_is_untrusted(entry: str, peer: str | None) -> None:
     """A peer outside of the listed networks is not believed."""
     assert not TrustedProxies([entry], "x-forwarded-for").trust(peer)
 
@@ -229,9 +229,9 @@ def test_nobody_else_is_trusted(entry: str, peer: str | None) -> None:
     "entry",
     ["", "*", "all", "10.0.0.0/33", "10.0.0.1/8", "10.0.0", "[::1]", "::1/129", "10.0.0.1:80", "10.0.0.1,10.0.0.2", "UNIX"],
 )
-def test_a_bad_network_is_a_mistake(entry: str) -> None:
+def test_trusted_proxies_with_an_invalid_network_is_refused(entry: str) -> None:
     """An entry that is no address or CIDR is refused at start-up, named and with what was expected."""
-    with pytest.raises(ConfigError, match=r"is no address or CIDR, expected") as caught:
+    with pytest.raises(ConfigError, match=r"is not an address or CIDR, expected") as caught:
         TrustedProxies([entry], "x-forwarded-for")
     assert repr(entry) in str(caught.value)
 
@@ -271,7 +271,7 @@ def test_a_bad_network_is_a_mistake(entry: str) -> None:
         (["192.0.2.1", "unknown"], PROXY),
     ],
 )
-def test_the_client_is_the_first_stranger_from_the_right(lines: list[str], expected: str) -> None:
+def test_client_is_the_first_untrusted_address_from_the_right(lines: list[str], expected: str) -> None:
     """Behind trusted proxies the client is the first address from the right that is no proxy."""
     assert client_of(*lines) == expected
 
@@ -543,7 +543,7 @@ def _through_wsgi(identify: object) -> None:
     gate(environ, lambda *_: lambda _: None)
 
 
-def test_of_peers_only_proxies_are_remembered() -> None:
+def test_address_cache_keeps_only_proxies() -> None:
     """A peer that is trusted is read once, however it is spelled; others are not remembered, and of many proxies only some."""
     proxies = TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")
     asked = [("10.0.0.1", "203.0.113.9"), ("::ffff:10.0.0.2", "203.0.113.9"), ("192.0.2.1", "192.0.2.1"), ("what", "what")]
@@ -559,7 +559,7 @@ def test_of_peers_only_proxies_are_remembered() -> None:
 
 
 @pytest.mark.parametrize("through", [_through_asgi, _through_wsgi])
-def test_identify_is_told_the_clients_address(through) -> None:
+def test_identify_gets_the_resolved_client_address(through) -> None:
     """The request that identify gets knows the client behind the trusted proxies already."""
     told: list[str | None] = []
 
@@ -615,7 +615,7 @@ def test_a_proxys_line_is_found_among_all_that_are_read() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 32)), max_size=20), st.integers(0, 2**32 - 1))
-def test_many_networks_trust_whom_each_would_property(drawn: list[tuple[int, int]], number: int) -> None:
+def test_many_networks_trust_the_same_addresses_as_each_alone_property(drawn: list[tuple[int, int]], number: int) -> None:
     """An address is trusted if any of the networks has it, overlapping ones and neighbours included."""
     networks = [IPv4Network((first, bits), strict=False) for first, bits in drawn]
     proxies = TrustedProxies([str(network) for network in networks], "x-forwarded-for")

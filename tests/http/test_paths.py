@@ -128,13 +128,13 @@ OTHER_THAN_LOGIN = [
 
 
 @pytest.mark.parametrize("path", SPELLINGS_OF_LOGIN)
-def test_no_spelling_of_a_path_slips_past_its_pattern(path: str) -> None:
+def test_path_in_any_spelling_matches_its_pattern(path: str) -> None:
     """However a server lets one path be spelled, the rule for it applies."""
     assert matches("/login", path)
 
 
 @pytest.mark.parametrize("path", OTHER_THAN_LOGIN)
-def test_a_pattern_is_not_for_paths_that_merely_look_alike(path: str) -> None:
+def test_pattern_does_not_match_similar_paths(path: str) -> None:
     """A rule for one path leaves every other path alone."""
     assert not matches("/login", path)
 
@@ -336,7 +336,7 @@ def test_a_pattern_is_read_segment_by_segment(pattern: str, expected: tuple[str,
         "/{path:path}/a",
     ],
 )
-def test_a_pattern_that_no_request_can_match_is_a_mistake(pattern: str) -> None:
+def test_pattern_that_no_request_can_match_is_refused(pattern: str) -> None:
     """A pattern of another syntax is refused at start-up with what was expected, instead of never applying."""
     with pytest.raises(ConfigError, match="expected") as caught:
         segments(pattern)
@@ -359,7 +359,7 @@ def test_a_pattern_that_no_request_can_match_is_a_mistake(pattern: str) -> None:
         ("/files/{rest:path}", "/files/**"),
     ],
 )
-def test_a_pattern_in_another_syntax_is_told_as_it_was_meant(pattern: str, meant: str) -> None:
+def test_pattern_in_another_syntax_is_refused_with_a_suggestion(pattern: str, meant: str) -> None:
     """Escapes, and placeholders as other frameworks write them, match no request: the error says what to write instead."""
     with pytest.raises(ConfigError) as caught:
         segments(pattern)
@@ -526,7 +526,7 @@ def test_a_cut_path_matches_what_the_whole_one_does_property(start: str, path: s
         "/v1/x/" + "\u20ac" * 3000,
     ],
 )
-def test_a_long_path_that_somebody_may_mean_is_read_exactly(path: str) -> None:
+def test_path_that_is_long_but_plausible_is_interpreted_exactly(path: str) -> None:
     """Long identifiers, deep paths, parameters and repeated slashes match their own patterns and no others."""
     cut = REACH.interpretations(path)
     assert cut is not None
@@ -545,7 +545,7 @@ def test_a_long_path_that_somebody_may_mean_is_read_exactly(path: str) -> None:
         "/a/\x00." * 400 + ".",
     ],
 )
-def test_a_path_that_takes_too_long_to_read_may_be_any(path: str) -> None:
+def test_path_that_takes_too_long_to_interpret_matches_every_pattern(path: str) -> None:
     """A long path that climbs, begins with much that comes to nothing, or is longer than any server's, is not told apart."""
     assert REACH.interpretations(path) is None
 

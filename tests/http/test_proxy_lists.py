@@ -40,7 +40,7 @@ def trusts(*entries: str) -> Callable[[str], bool]:
         ("shared", ["100.64.0.1", "100.127.255.255"], ["100.128.0.0", "10.0.0.1"]),
     ],
 )
-def test_lists_by_their_names(name: str, inside: Sequence[str], outside: Sequence[str]) -> None:
+def test_trusted_proxies_with_a_list_name_trusts_its_networks(name: str, inside: Sequence[str], outside: Sequence[str]) -> None:
     """What is in each, and what is not."""
     trust = trusts(name)
     assert [address for address in inside if not trust(address)] == []
@@ -65,7 +65,7 @@ def test_names_stand_beside_addresses() -> None:
     assert not trust("192.0.2.2")
 
 
-def test_a_list_of_ones_own(tmp_path: Path) -> None:
+def test_trusted_proxies_with_a_file_trusts_its_networks(tmp_path: Path) -> None:
     """A file takes the place of a list that has changed: what providers publish, with comments if it has some."""
     path = tmp_path / "cloudflare.txt"
     path.write_text("# of today\n\n203.0.113.0/24\r\n  2001:db8::/32   # IPv6\n192.0.2.1")
@@ -77,18 +77,18 @@ def test_a_list_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (b"10.0.0.0/8\nnowhere\n", r"list\.txt:2: 'nowhere' is no address or CIDR, expected for example"),
+        (b"10.0.0.0/8\nnowhere\n", r"list\.txt:2: 'nowhere' is not an address or CIDR, expected for example"),
         (
             b"10.0.0.0/8 # inside\n10.0.0.1/8\n",
-            r"list\.txt:2: '10.0.0.1/8' is no address or CIDR, expected '10.0.0.0/8', whose",
+            r"list\.txt:2: '10.0.0.1/8' is not an address or CIDR, expected '10.0.0.0/8', whose",
         ),
         (b"cloudflare\n", r"list\.txt:1: 'cloudflare' is no address or CIDR"),
-        (b"", "lists nothing, expected addresses and CIDRs, one a line"),
+        (b"", "lists nothing, expected addresses and CIDRs, one per line"),
         (b"# nothing\n\n", "lists nothing"),
         (b"\xff\xfe", r"cannot be read .*, expected a file of addresses and CIDRs"),
     ],
 )
-def test_a_mistake_in_a_file(tmp_path: Path, text: bytes, complaint: str) -> None:
+def test_proxy_list_file_with_an_invalid_line_is_refused(tmp_path: Path, text: bytes, complaint: str) -> None:
     """It is told by file and line; a file without entries is no way to trust nobody."""
     path = tmp_path / "list.txt"
     path.write_bytes(text)
@@ -97,7 +97,7 @@ def test_a_mistake_in_a_file(tmp_path: Path, text: bytes, complaint: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["", "/nowhere/list.txt", ".", "a\0b"])
-def test_a_file_that_is_not_there(path: str) -> None:
+def test_proxy_list_file_that_is_missing_is_refused(path: str) -> None:
     """Nobody is trusted by mistake, and everybody's requests come from the proxy then: it is an error at start."""
     with pytest.raises(ConfigError, match="cannot be read"):
         trusts(f"file:{path}")
@@ -113,7 +113,7 @@ def test_a_file_that_is_not_there(path: str) -> None:
         ("aws", None),
     ],
 )
-def test_a_misspelt_name(entry: str, guess: str | None) -> None:
+def test_trusted_proxies_with_a_misspelt_list_suggests_the_name(entry: str, guess: str | None) -> None:
     """The names there are, and which was probably meant."""
     with pytest.raises(ConfigError, match=r"one of the lists cloudflare, fastly, .*, private, shared") as caught:
         trusts(entry)

@@ -246,7 +246,7 @@ def test_an_underscore_is_no_hyphen_in_asgi() -> None:
     assert request.headers.get("x-forwarded-for") is None
 
 
-def test_what_is_no_header_in_an_environ_is_not_shown_as_one() -> None:
+def test_environ_entries_other_than_headers_are_not_headers() -> None:
     """Of a WSGI environ, the server's own entries and entries that are no text are no headers."""
     environ = {
         "REQUEST_METHOD": "GET",
@@ -334,7 +334,7 @@ def test_the_frameworks_own_view_is_at_hand() -> None:
     assert other.scope is None
 
 
-def test_the_user_is_whoever_an_authentication_layer_put_there() -> None:
+def test_user_is_read_from_the_authentication_layer() -> None:
     """The user is scope["user"] or REMOTE_USER, None where there is nobody."""
     scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
     assert ASGIRequest(scope).user is None
@@ -350,7 +350,7 @@ def test_a_path_that_is_no_native_string_is_left_alone() -> None:
     assert WSGIRequest({"REQUEST_METHOD": "GET", "PATH_INFO": "/\u0436/x"}).path == "/\u0436/x"
 
 
-def test_of_too_many_header_lines_none_is_absent() -> None:
+def test_request_with_too_many_header_lines_hides_no_header() -> None:
     """A thousand header lines are read; with one more whoever asks for a header gets an error, whichever it is."""
     for count in (MOST_LINES, MOST_LINES + 1):
         headers = [(b"a", b"")] * (count - 1) + [(b"x-api-key", b"k")]
@@ -381,7 +381,7 @@ def test_long_names_hide_no_others(name: str) -> None:
 
 
 @DOORS
-def test_what_tells_clients_apart_is_of_bounded_length(arrive) -> None:
+def test_header_in_a_key_beyond_the_longest_length_is_refused(arrive) -> None:
     """A header beyond 16,384 characters, in one line or in several, is no identity, and not absent either."""
     for value in ("x" * LONGEST_VALUE, "x" * LONGEST_VALUE + "y"):
         request = arrive(headers=(("X-A", value),))
@@ -449,7 +449,7 @@ def test_long_values_are_decoded_like_short_ones(text: str) -> None:
     assert Query(f"x&a={text}&b").get("a") == parse_qs(f"a={text}")["a"][0]
 
 
-def test_a_malformed_value_of_many_escapes_is_nothing_else() -> None:
+def test_query_value_with_many_malformed_escapes_raises() -> None:
     """It is not taken as it was sent, which an application would decode: to ask for it is an error."""
     for text in ("%61" * 5000 + "%zz", "%61dmin" + "%zz" * 1000, "\u00e9" + "%61" * 5000):
         with pytest.raises(ValueError, match="more than 1000 escapes"):
@@ -458,7 +458,7 @@ def test_a_malformed_value_of_many_escapes_is_nothing_else() -> None:
     assert Query("b=" + "%zz" * 5000 + "&a=1").get("a") == "1"
 
 
-def test_a_parameter_behind_very_many_is_found_or_said_to_be_hidden() -> None:
+def test_query_parameter_after_many_fields_is_found_or_raises() -> None:
     """Behind 2,048 fields a parameter is found as it is written; where one may hide in escapes, that is an error."""
     crowd = "a=1&" * MOST_FIELDS
     assert Query(f"n=7&{crowd}%6e=8").get("n") == "7"

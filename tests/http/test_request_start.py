@@ -62,9 +62,9 @@ def test_a_time_in_seconds_milliseconds_microseconds_or_nanoseconds(text: str) -
         "t=999999999",
     ],
 )
-def test_nonsense_and_what_is_no_time_of_this_request(text: str) -> None:
+def test_request_start_implausible_is_ignored(text: str) -> None:
     assert waited(text) is None
 
 
-def test_no_header() -> None:
+def test_request_start_missing_is_ignored() -> None:
     assert of([]) is None

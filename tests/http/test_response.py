@@ -370,7 +370,7 @@ def test_retry_after_is_whole_seconds_rounded_up(limit: str, after: float, expec
     assert door.ask().fields["retry-after"] == expected
 
 
-def test_there_is_no_retry_after_where_waiting_cannot_help() -> None:
+def test_retry_after_is_missing_if_waiting_cannot_help() -> None:
     """A cost above the burst can never pass, so no time to come back is told."""
     rule = Rule("api", "5/s", "9/minute", cost=lambda request: int(request.query.get("n", "1")))
     door = Door(rule, headers=("x-ratelimit", "draft-11"))
@@ -393,7 +393,7 @@ limits = st.builds(
     st.lists(st.tuples(limits, st.booleans()), min_size=1, max_size=3),
     st.lists(st.integers(0, 3_000_000), min_size=1, max_size=12),
 )
-def test_waiting_as_told_is_always_enough_property(drawn: list[tuple[str, bool]], pauses: list[int]) -> None:
+def test_retry_after_waited_for_is_always_enough_property(drawn: list[tuple[str, bool]], pauses: list[int]) -> None:
     """A refused client that waits Retry-After gets through, a second less would not do, and no refusing policy's t is later."""
     rules = [Rule(f"r{place}", limit, shadow=shadow) for place, (limit, shadow) in enumerate(drawn)]
     door = Door(*rules, headers=("draft-11", "x-ratelimit"))
@@ -427,7 +427,7 @@ def test_waiting_as_told_is_always_enough_property(drawn: list[tuple[str, bool]]
 HOSTILE = 'evil"\\,;=\u00e9<script>'
 
 
-def test_nothing_that_a_client_sent_comes_back() -> None:
+def test_refusal_contains_nothing_that_the_client_sent() -> None:
     """Neither fields nor body repeat a path, a header, an address or a key of the request."""
     rule = Rule("api", "1/minute", key=["header:x-id", "host", "path", "ip", "api_key", "method"])
     door = Door(rule, headers=("x-ratelimit", "x-ratelimit-windows", "draft-11"))
@@ -473,7 +473,7 @@ class Broken:
         """Nothing to let go of."""
 
 
-def test_a_closed_gate_is_not_dressed_up_as_a_refusal() -> None:
+def test_on_error_closed_answers_503_and_not_429() -> None:
     """Where the store failed and the rule is closed, the answer is a 503 of its own type, without rate fields."""
     door = Door(Rule("api", "5/s", on_error="closed"), headers=("x-ratelimit", "draft-11"), store=Broken())
     assert door.ask().status == "503 Service Unavailable"
@@ -488,7 +488,7 @@ def test_a_closed_gate_is_not_dressed_up_as_a_refusal() -> None:
     assert (door.decision.allowed, door.decision.degraded) == (False, True)
 
 
-def test_an_open_gate_tells_nothing() -> None:
+def test_on_error_open_sends_no_rate_fields() -> None:
     """Where the store failed and requests pass, no fields are made up."""
     door = Door(Rule("api", "5/s", on_error="open"), headers=("x-ratelimit", "draft-11"), store=Broken())
     assert door.ask().lines == [("Content-Type", "text/plain")]
@@ -512,7 +512,7 @@ def test_fields_for_asgi_are_those_for_wsgi_property(numbers: list[tuple[int, in
         assert fields == raw(rate_fields(["x-ratelimit"], decision, START))
 
 
-def test_fields_of_many_numbers_are_forgotten_again() -> None:
+def test_rate_fields_cache_with_many_values_stays_bounded() -> None:
     """However many numbers responses have, few are remembered; those that are forgotten are made anew."""
     for left in (*range(1, 5000), 1, 4999):
         assert [value for _, value in raw_x_ratelimit(left, left, left * 1_000_000)] == [b"%d" % left] * 3

@@ -31,7 +31,7 @@ def told(caplog: pytest.LogCaptureFixture, app: Any, *forwarded: str, peer: tupl
 
 
 @pytest.mark.parametrize("trusted", ["*", ["*"], ["0.0.0.0/0", "::/0"]])
-def test_a_public_address_that_was_passed_over_is_the_sign(caplog: pytest.LogCaptureFixture, trusted: Any) -> None:
+def test_server_that_skips_a_public_address_is_reported(caplog: pytest.LogCaptureFixture, trusted: Any) -> None:
     """It is reported once. A single address, or the same one twice, says nothing of the server."""
     app = ProxyHeadersMiddleware(gated(), trusted)
     assert told(caplog, app, "1.2.3.4", "1.2.3.4, 1.2.3.4", "1.2.3.4", "1.2.3.4, 10.0.0.3") == 0
@@ -48,7 +48,7 @@ def test_a_server_whose_proxies_are_known_is_not_judged(
 
 
 @pytest.mark.parametrize("trusted", ["10.0.0.1", ["10.0.0.0/8"]])
-def test_private_proxies_are_no_reason(caplog: pytest.LogCaptureFixture, trusted: Any) -> None:
+def test_server_with_private_proxies_is_not_reported(caplog: pytest.LogCaptureFixture, trusted: Any) -> None:
     """The address behind them is the client's."""
     app = ProxyHeadersMiddleware(gated(), trusted)
     assert told(caplog, app, "1.2.3.4", "1.2.3.4, 1.2.3.5", "9.9.9.9, 10.0.0.3", "1.2.3.4, 198.51.100.1") == 0
@@ -59,7 +59,7 @@ def test_a_server_that_has_rewritten_nothing_is_not_judged(caplog: pytest.LogCap
     assert told(caplog, gated(), "1.2.3.4, 8.8.8.8", peer=("1.2.3.4", 50_000)) == 0
 
 
-def test_a_header_that_holds_no_address(caplog: pytest.LogCaptureFixture) -> None:
+def test_server_with_a_header_without_addresses_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Nonsense is nobody's address."""
     app = ProxyHeadersMiddleware(gated(), "10.0.0.1")
     assert told(caplog, app, "unknown", "", ", ,", "x" * 5000) == 0

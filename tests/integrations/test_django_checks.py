@@ -77,7 +77,7 @@ def test_what_is_right_is_not_told(settings: dict[str, Any]) -> None:
         (RULES | {"TRUSTED_PROXIES": ["private", "cloudflair"]}, "E002", "did you mean 'cloudflare'?"),
         (RULES | {"HEADERS": ["draft-99"]}, "E002", "draft-99"),
         (RULES | {"STORE": "postgres://"}, "E002", "store: scheme 'postgres' is unknown, expected"),
-        (RULES | {"STORE": 5}, "E002", "is no store, expected a URL or a store"),
+        (RULES | {"STORE": 5}, "E002", "is not a store, expected a URL or a store"),
         (RULES | {"ON_DENIED": "no.such.view"}, "E002", "on_denied"),
         (RULES | {"ON_DENIED": "json.dump"}, "E002", "on_denied: dump cannot be called with (request)"),
         (RULES | {"RULES": None}, "E003", "rules are missing"),

@@ -222,5 +222,5 @@ def test_a_dependency_is_no_decorator() -> None:
         return "hello"
 
     for decorated in (hello, awaited, FastAPI().get("/")(hello), type("Endpoint", (), {})):
-        with pytest.raises(ConfigError, match=r"no decorator, expected dependencies=\[Depends\(RateLimit\('5/minute'\)\)\]"):
+        with pytest.raises(ConfigError, match=r"not a decorator, expected dependencies=\[Depends\(RateLimit\('5/minute'\)\)\]"):
             RateLimit("5/minute")(decorated)  # type: ignore[arg-type]

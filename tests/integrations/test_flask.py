@@ -231,7 +231,7 @@ def test_switched_off() -> None:
     app.add_url_rule("/limited", view_func=limit("1/minute", name="own")(lambda: "hello"), endpoint="limited")
     LimitGate(app)
     assert statuses(app, "/limited", "/limited") == [200, 200]
-    assert printed(app) == ["LimitGate is switched off."]
+    assert printed(app) == ["LimitGate is disabled."]
 
 
 # --- who is asking ----------------------------------------------------------------------------------------------------

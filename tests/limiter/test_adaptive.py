@@ -93,7 +93,7 @@ def test_one_name_is_one_object(kind: Any) -> None:
     assert limiter.adaptive("db") is work
     assert limiter.adaptive("mail") is not work
     assert kind(NOWHERE).adaptive("db") is not work
-    with pytest.raises(ConfigError, match=r"'db' is there with other options, expected the same ones, none, or another name"):
+    with pytest.raises(ConfigError, match=r"'db' already exists with other options, expected the same ones, none"):
         limiter.adaptive("db", min=3)
 
 
@@ -120,7 +120,7 @@ def test_threads_that_make_it_at_once_have_the_same() -> None:
         ({"max_delay": -1}, "adaptive: max_delay: expected a duration of at most 60 s, such as 50ms or 0.05, not -1"),
         ({"max_delay": "2m"}, "adaptive: max_delay: expected a duration of at most 60 s, such as 50ms or 0.05, not '2m'"),
         ({"max_delay": True}, "adaptive: max_delay: expected a duration"),
-        ({"reserve": 0.5}, "adaptive: reserve: 0.5 is no reserve, expected a share above 0 and up to 49 %"),
+        ({"reserve": 0.5}, "adaptive: reserve: 0.5 is not a reserve, expected a share above 0 and up to 49 %"),
     ],
 )
 def test_mistakes_say_what_was_expected(options: Any, said: str) -> None:
@@ -137,14 +137,14 @@ def test_all_mistakes_are_told() -> None:
 
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_name_is_text(name: Any) -> None:
-    with pytest.raises(ConfigError, match="is no name, expected text that is not empty"):
+    with pytest.raises(ConfigError, match="is not a name, expected text that is not empty"):
         Limiter(NOWHERE).adaptive(name)
 
 
 @pytest.mark.parametrize("priority", ["urgent", None, ["high"]])
 @pytest.mark.parametrize("kind", [AsyncLimiter, Limiter])
 def test_a_priority_is_one_of_three(kind: Any, priority: Any) -> None:
-    with pytest.raises(ConfigError, match="is no priority, expected one of 'high', 'normal', 'low'"):
+    with pytest.raises(ConfigError, match="is not a priority, expected one of 'high', 'normal', 'low'"):
         kind(NOWHERE).adaptive("db").with_priority(priority)
 
 
@@ -213,7 +213,7 @@ def test_functions_of_the_other_kind_are_mistakes() -> None:
     for generator in (stream, astream):
         with pytest.raises(TypeError, match="is a generator, expected a function whose work is done when it returns"):
             plain(generator)
-        with pytest.raises(TypeError, match="is no async function, expected one, or a Limiter"):
+        with pytest.raises(TypeError, match="is not an async function, expected one, or a Limiter"):
             on_asyncio(generator)  # type: ignore[arg-type]
 
 
@@ -233,7 +233,7 @@ def test_what_is_no_function_is_told_at_the_decorator() -> None:
         plain(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="is async, expected a plain function, or an AsyncLimiter"):
         plain(Query())
-    with pytest.raises(TypeError, match="is no async function"):
+    with pytest.raises(TypeError, match="is not an async function"):
         on_asyncio(Query)  # type: ignore[arg-type]
 
     async def main() -> None:

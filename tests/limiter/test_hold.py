@@ -213,7 +213,7 @@ def test_other_limits_have_other_holds(subject: Subject, clock: Clock) -> None:
 
 def test_limits_that_are_configured(subject: Subject, store: Shared, clock: Clock) -> None:
     if not isinstance(store.store, MemoryStore):
-        pytest.skip("the script alone keeps no limits")
+        pytest.skip("the script alone cannot keep limits")
     memory = Limiter(store.store)
     memory.configure("orders", LIMIT, per_process=True)
     reservation = memory.reserve("key", Configured("orders"), cost=10, hold=10)

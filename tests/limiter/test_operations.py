@@ -424,7 +424,7 @@ def test_a_refused_reservation_has_nothing_to_settle(limiter: Subject) -> None:
     limiter.hit("key", "5/minute", cost=5)
     reservation = limiter.reserve("key", "5/minute")
     assert not reservation.decision.allowed
-    with pytest.raises(RuntimeError, match="nothing was taken"):
+    with pytest.raises(RuntimeError, match="nothing was charged"):
         limiter.run(reservation.cancel())
 
 

@@ -445,7 +445,7 @@ def test_a_source_that_asks_its_own_pace(world: World) -> None:
     with pytest.raises(ValueError, match="already executing"):
         next(blocking)
     paced = AsyncLimiter(MemoryStore(world)).pace(asource(), "10/second")
-    with pytest.raises(RuntimeError, match="give itself"):
+    with pytest.raises(RuntimeError, match="reads from the iterator"):
         world.run(_next(paced))
 
 

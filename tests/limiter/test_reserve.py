@@ -92,7 +92,7 @@ def test_a_turn_too_far_away_is_refused_at_once(world: World, kind: str) -> None
     refused = subject.reserve("key", LIMIT, cost=10, timeout=9.5)
     assert (refused.decision.allowed, world.now) == (False, 0)
     assert 0 < refused.decision.retry_after <= 0.5
-    with pytest.raises(RuntimeError, match="nothing was taken"):
+    with pytest.raises(RuntimeError, match="nothing was charged"):
         subject.run(refused.settle(1))
     assert not subject.reserve("key", LIMIT, cost=101, timeout=None).decision.allowed
     assert subject.peek("key", LIMIT).windows[0].used == 100

@@ -201,7 +201,7 @@ RULE = Rule("api", "3/minute", path="/**", key=["path", "ip"])
 @pytest.mark.parametrize(
     ("rule", "parts", "expected"),
     [
-        (RULE, {"ip": PEER}, "counts by path, expected path= as the route's template"),
+        (RULE, {"ip": PEER}, "counts by path, expected path= with the route's template"),
         (RULE, {"path": "/**"}, "counts by ip, expected ip="),
         (RULE, {"path": 7, "ip": PEER}, "path is 7, expected text"),
         (RULE, {"path": "/**", "ip": "nobody"}, "ip is 'nobody', expected an address such as"),
@@ -210,7 +210,7 @@ RULE = Rule("api", "3/minute", path="/**", key=["path", "ip"])
         (Rule("a", "3/minute", key=["method", "ip"]), {"ip": PEER}, "counts by method, expected method="),
         (Rule("a", "3/minute", key=["user", "caller"]), {"user": "ann"}, "counts by caller, expected caller=, or ip="),
         (Rule("a", exempt=True), {}, "has no limits"),
-        (plain_wsgi, {}, "is no rule, expected a Rule, or an endpoint with @limit"),
+        (plain_wsgi, {}, "is not a rule, expected a Rule, or an endpoint with @limit"),
     ],
 )
 def test_what_is_missing_is_said(rule: Any, parts: Mapping[str, Any], expected: str) -> None:
@@ -269,7 +269,7 @@ def test_limits_that_a_callable_gives() -> None:
     gate = LimitGateWSGI(plain_wsgi, rules=[rule], store=store)
     assert wsgi_reply(gate).status == 200
     limiter = Limiter(store)
-    with pytest.raises(ConfigError, match="has its limits from a callable, expected limits= as those of this client"):
+    with pytest.raises(ConfigError, match="has its limits from a callable, expected limits= with those of this client"):
         limiter.bucket(rule, ip=PEER)
     assert limiter.bucket(rule, ip=PEER, limits="5/minute").peek().remaining == 4
     assert limiter.bucket(rule, ip=PEER, caller=Caller("ann", limits={"api": "9/minute"})).peek().remaining == 8
@@ -312,7 +312,7 @@ def test_limits_of_endpoints_and_dependencies() -> None:
     dependent = RateLimit("5/minute", key=[current_user])
     with pytest.raises(ConfigError, match=r"counts by current_user, expected given=\{'current_user'"):
         limiter.bucket(dependent)
-    with pytest.raises(ConfigError, match="has no part 'curent_user' in given, expected one of current_user"):
+    with pytest.raises(ConfigError, match="has no key part 'curent_user' for given, expected one of current_user"):
         limiter.bucket(dependent, ip=PEER, given={"curent_user": "ann"})
     limiter.bucket(home, name="more", ip=PEER).ban(30)
     reply = asyncio.run(asgi_reply(app, "/"))

@@ -157,7 +157,7 @@ def test_async_code_too() -> None:
 
 def test_a_name_without_limits(limiter: Limiter) -> None:
     """What nobody has configured is a ConfigError that says what to do; nobody passes in silence."""
-    with pytest.raises(ConfigError, match=r"nothing is configured under 'orders'.*configure"):
+    with pytest.raises(ConfigError, match=r"no limits are configured under 'orders'.*configure"):
         limiter.hit("key", ORDERS)
     limiter.configure("orders", "1/day")
     assert limiter.hit("key", ORDERS).allowed
@@ -261,7 +261,7 @@ def test_a_store_that_keeps_no_configuration() -> None:
     limiter = Limiter(Plain())
     assert limiter.hit("key", "1/day").allowed
     for call in (lambda: limiter.hit("key", ORDERS), lambda: limiter.configure("orders", "1/day")):
-        with pytest.raises(ConfigError, match="Plain keeps no limits under a name, expected a store with the method config"):
+        with pytest.raises(ConfigError, match="Plain cannot keep limits under a name, expected a store with the method config"):
             call()
     with pytest.raises(ConfigError, match="the method aconfig"):
         asyncio.run(AsyncLimiter(Plain()).hit("key", ORDERS))

@@ -66,7 +66,7 @@ def values(decision: Decision) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "name", [each.name for each in fields(Decision)] + ["windows", "standings", "refusing", "refusing_key"]
 )
-def test_a_look_at_anything_works_it_out(decision: Decision, name: str) -> None:
+def test_deferred_decision_read_of_any_field_is_computed(decision: Decision, name: str) -> None:
     """Whatever is looked at first is there, and all the rest is then."""
     getattr(decision, name)
     assert values(decision) == EXPECTED
@@ -91,7 +91,7 @@ LOOKS: dict[str, Callable[[Decision, Decision], bool]] = {
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.parametrize("other_is_deferred", [True, False])
-def test_it_is_a_decision_to_whoever_looks(decision: Decision, look: Any, *, other_is_deferred: bool) -> None:
+def test_deferred_decision_is_an_instance_of_decision(decision: Decision, look: Any, *, other_is_deferred: bool) -> None:
     """It is pickled, copied, compared and shown as the decision that it is."""
     other = made(Request())
     if not other_is_deferred:
@@ -112,7 +112,9 @@ IN_FORCE: dict[str, tuple[tuple[InForce, ...], tuple[Any, ...]]] = {
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Decision)] + ["windows", "standings", "refusing"])
 @pytest.mark.parametrize(("in_force", "expected"), IN_FORCE.values(), ids=IN_FORCE)
-def test_adaptive_limits_take_part(in_force: tuple[InForce, ...], expected: tuple[Any, ...], name: str) -> None:
+def test_decision_with_adaptive_limits_includes_their_windows(
+    in_force: tuple[InForce, ...], expected: tuple[Any, ...], name: str
+) -> None:
     """Whatever is looked at first, the tightest of all limits is told, and all of them are windows."""
     decision = under_places(reading(), Request(), in_force)
     getattr(decision, name)
@@ -121,7 +123,7 @@ def test_adaptive_limits_take_part(in_force: tuple[InForce, ...], expected: tupl
     assert [window.rule for window in decision.windows] == ["api", "api", *[rule for rule, _, _ in in_force]]
 
 
-def test_a_pickle_keeps_all_that_users_see(decision: Decision) -> None:
+def test_decision_pickled_keeps_all_public_fields(decision: Decision) -> None:
     """Windows, too, of adaptive limits as well; and it can be pickled again."""
     in_force = under_places(reading(), Request(), (("all", 20, 1),))
     for each in (decision, in_force):
@@ -131,11 +133,11 @@ def test_a_pickle_keeps_all_that_users_see(decision: Decision) -> None:
         assert len(again.windows) >= 2
 
 
-def test_a_decision_on_its_way_elsewhere_leaves_the_request_behind(decision: Decision) -> None:
+def test_decision_pickled_or_copied_drops_the_request(decision: Decision) -> None:
     """Nothing can be settled there, and no key of a bucket goes with it."""
     sent = pickle.dumps(RateLimited(decision))
     assert b"limitgate.limits.plan" not in sent
-    with pytest.raises(RuntimeError, match="no request is under way"):
+    with pytest.raises(RuntimeError, match="outside of a request"):
         pickle.loads(sent).decision.settle(3)
 
 
@@ -148,7 +150,7 @@ def test_a_decision_is_written_as_json(decision: Decision) -> None:
     assert told["windows"][0]["period"] == 1
 
 
-def test_it_is_not_changed(decision: Decision) -> None:
+def test_decision_assignment_raises(decision: Decision) -> None:
     """Nothing of it can be set, before it is looked at or afterwards."""
     for _ in range(2):
         with pytest.raises(FrozenInstanceError):
@@ -156,14 +158,14 @@ def test_it_is_not_changed(decision: Decision) -> None:
         assert decision.remaining == 2
 
 
-def test_it_has_nothing_else(decision: Decision) -> None:
+def test_decision_unknown_attribute_raises(decision: Decision) -> None:
     """A name that no decision has is not there."""
     with pytest.raises(AttributeError, match="no 'missing'"):
         decision.missing  # type: ignore[attr-defined]  # noqa: B018
     assert type(decision) is DeferredDecision
 
 
-def test_what_is_settled_reaches_the_request(request_: Request, decision: Decision) -> None:
+def test_decision_settled_passes_the_cost_to_the_request(request_: Request, decision: Decision) -> None:
     """A cost that is told to it, or to a copy, is noted for its request."""
     decision.settle(3)
     replace(decision, delay=1.0).settle(4, rule="api")
@@ -172,7 +174,7 @@ def test_what_is_settled_reaches_the_request(request_: Request, decision: Decisi
     assert dict(settlement.costs) == {None: 3, "api": 4}
 
 
-def test_a_decision_that_was_looked_at_does_not_keep_the_request() -> None:
+def test_decision_computed_does_not_keep_the_request_alive() -> None:
     """An application may keep decisions for longer than requests."""
     owner = Request()
     decision, known = made(owner), ref(owner)
@@ -181,10 +183,10 @@ def test_a_decision_that_was_looked_at_does_not_keep_the_request() -> None:
     assert known() is None
 
 
-def test_after_the_request_nothing_is_settled(request_: Request, decision: Decision) -> None:
+def test_decision_settled_after_the_request_raises(request_: Request, decision: Decision) -> None:
     """Once the request is over it says so, also where nobody has looked before."""
     request_.is_over = True
-    with pytest.raises(RuntimeError, match="no request is under way"):
+    with pytest.raises(RuntimeError, match="outside of a request"):
         decision.settle(3)
 
 
@@ -196,13 +198,13 @@ LATE: dict[str, Callable[[Any, Decision], bool]] = {
 
 
 @pytest.mark.parametrize("look", LATE.values(), ids=LATE)
-def test_another_thread_may_have_worked_it_out_in_the_midst_of_a_look(decision: Decision, look: Any) -> None:
+def test_deferred_decision_computed_by_another_thread_meanwhile_is_read(decision: Decision, look: Any) -> None:
     """A look that began while it was deferred finds it a decision already."""
     assert decision.allowed
     assert look(DeferredDecision, decision)
 
 
-def test_a_request_may_end_while_its_decision_is_worked_out(request_: Request) -> None:
+def test_deferred_decision_of_a_request_that_ends_meanwhile_is_computed(request_: Request) -> None:
     """From then on nothing can be settled."""
 
     class Ending(PlainSpend):
@@ -217,7 +219,7 @@ def test_a_request_may_end_while_its_decision_is_worked_out(request_: Request) -
     decision = made(request_)
     decision.evidence.__class__ = Ending
     assert decision.allowed
-    with pytest.raises(RuntimeError, match="no request is under way"):
+    with pytest.raises(RuntimeError, match="outside of a request"):
         decision.settle(3)
 
 
@@ -228,7 +230,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def test_threads_find_the_same(pool: ThreadPoolExecutor) -> None:
+def test_deferred_decision_read_by_threads_is_equal_in_all(pool: ThreadPoolExecutor) -> None:
     """However many threads look first, all find the same values and settle the same request."""
     for _ in range(200):
         request = Request()

@@ -44,7 +44,7 @@ from limitgate.limits.limit import seconds_of
         (timedelta(0), 0.0),
     ],
 )
-def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
+def test_duration_in_any_form_is_converted_to_seconds(given: Any, seconds: float) -> None:
     """Numbers are seconds, text has a unit."""
     found = seconds_of(given)
     assert (found, type(found)) == (seconds, float)
@@ -59,14 +59,14 @@ def test_what_a_duration_is_in_seconds(given: Any, seconds: float) -> None:
     ],
     ids=lambda wrong: f"{wrong!a:.20}",
 )
-def test_what_is_no_duration(wrong: Any) -> None:
+def test_duration_invalid_is_refused(wrong: Any) -> None:
     """Anything else is a mistake, and the error says what was expected."""
     with pytest.raises(ConfigError, match=r"is not a duration, expected seconds, or text such as '2s', '500ms'"):
         seconds_of(wrong)
 
 
 @given(st.integers(0, 10**9))
-def test_all_ways_to_write_a_duration_are_the_same_property(number: int) -> None:
+def test_duration_in_equivalent_forms_is_equal_property(number: int) -> None:
     """Milliseconds, seconds, minutes and hours as text are what they are as numbers."""
     assert seconds_of(f"{number}ms") == seconds_of(number / 1000)
     assert seconds_of(f"{number}s") == seconds_of(number) == seconds_of(float(number))
@@ -75,7 +75,7 @@ def test_all_ways_to_write_a_duration_are_the_same_property(number: int) -> None
 
 
 @given(st.text(max_size=12))
-def test_text_is_a_duration_or_a_mistake_property(text: str) -> None:
+def test_duration_from_any_text_is_valid_or_a_config_error_property(text: str) -> None:
     """No text brings anything else about."""
     try:
         assert seconds_of(text) >= 0

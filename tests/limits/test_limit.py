@@ -93,7 +93,7 @@ NO_LIMITS = [
 
 
 @pytest.mark.parametrize("text", NO_LIMITS, ids=lambda text: repr(text)[:30])
-def test_what_is_no_limit_is_refused(text: object) -> None:
+def test_limit_from_invalid_text_is_refused(text: object) -> None:
     """Anything else is a ConfigError that says what was expected."""
     with pytest.raises(ConfigError, match="expected"):
         Limit(text)
@@ -130,7 +130,7 @@ def test_a_limit_that_could_not_be_exact_is_refused(inside: str, outside: str) -
         Limit(outside)
 
 
-def test_a_burst_nobody_lives_to_see_again_is_refused() -> None:
+def test_limit_with_a_burst_that_refills_too_slowly_is_refused() -> None:
     """A burst may take ten times 366 days to be earned back, not longer."""
     assert Limit("1/day burst 3660").burst == 3660
     with pytest.raises(ConfigError, match="expected a burst"):
@@ -188,7 +188,7 @@ def test_a_lease_is_off_unless_it_is_given(lease: int) -> None:
     assert repr(Limit("5/second", lease=lease)) == (f"Limit('5/second', lease={lease})" if lease else "Limit('5/second')")
 
 
-def test_leasing_leaves_the_rest_of_a_limit_alone() -> None:
+def test_limit_leased_keeps_its_other_fields() -> None:
     """A limit with a lease is the same limit but for its lease, and no other than its burst allows."""
     limit = Limit("10/s burst 20", algorithm="leaky_bucket")
     assert limit.leased(20) == Limit("10/s burst 20", algorithm="leaky_bucket", lease=20)
@@ -210,7 +210,7 @@ def test_a_lease_is_for_all_limits_of_a_bucket() -> None:
     assert str(caught.value).endswith("or for none")
 
 
-def test_a_lease_is_no_part_of_a_windows_number() -> None:
+def test_window_number_is_the_same_with_and_without_lease() -> None:
     """A bucket is found again when its limit gets a lease or loses it."""
     assert bucket_of(Limit("5/second", lease=5)).ids == bucket_of("5/second").ids
 
@@ -263,17 +263,17 @@ def test_other_forms_of_a_limit_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(("period", "unit"), [(1, "second"), (60, "minute"), (3600, "hour"), (DAY, "day"), (900, None)])
-def test_a_unit_has_just_its_length(period: int, unit: str | None) -> None:
+def test_unit_of_a_limit_has_an_exact_length(period: int, unit: str | None) -> None:
     """Only periods of exactly one unit have a name."""
     assert Limit(f"5 per {period} seconds").unit == unit
 
 
-def test_a_window_is_found_under_any_count() -> None:
+def test_window_number_is_the_same_for_any_count() -> None:
     """Count and burst are no part of a window's number."""
     assert bucket_of("5/second", "9/day").ids == bucket_of("500/second burst 7", "1/day").ids
 
 
-def test_a_window_is_found_in_any_company() -> None:
+def test_window_number_is_the_same_beside_other_windows() -> None:
     """A window's number depends neither on the windows beside it nor on their order."""
     second, day = bucket_of("5/second", "9/day").ids
     assert bucket_of("9/day", "5/second").ids == (day, second)
@@ -302,11 +302,11 @@ def test_windows_of_one_bucket_have_numbers_of_their_own_property(several: list[
 
 
 @pytest.mark.parametrize("period", ["second", "{} seconds"])
-def test_a_bucket_holds_so_many_limits_and_no_more(period: str) -> None:
+def test_bucket_with_too_many_limits_is_refused(period: str) -> None:
     """More limits than anybody needs are a mistake at start-up, not a script that fails at every request."""
     most = [Limit(f"5 per {period.format(number + 1)}") for number in range(MAX_WINDOWS)]
     assert len(set(Bucket(tuple(most)).ids)) == MAX_WINDOWS
-    with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are to be checked together, expected at most"):
+    with pytest.raises(ConfigError, match=f"{MAX_WINDOWS + 1} limits are checked together, expected at most"):
         Bucket((*most, Limit("5/second")))
 
 
@@ -317,7 +317,7 @@ def test_a_week_is_a_unit(text: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["year", "fortnight", "x"])
-def test_what_is_no_unit_is_told_with_those_that_are(unit: str) -> None:
+def test_limit_with_an_unknown_unit_names_the_valid_units(unit: str) -> None:
     """Months are the commonest: it is said how to write one."""
     expected = (
         f"'{unit}' is not a unit, expected second, minute, hour, day or week, or several of them, such as '30 days' for a month"
@@ -403,7 +403,7 @@ def test_a_count_of_0_is_a_limit(text: str, options: dict[str, Any]) -> None:
         ("-0/day", {}, "is not a limit"),
     ],
 )
-def test_what_is_wrong_with_a_count_of_0(text: str, options: dict[str, Any], expected: str) -> None:
+def test_limit_with_a_count_of_0_and_invalid_options_is_refused(text: str, options: dict[str, Any], expected: str) -> None:
     """Names that do not exist are mistakes there, too."""
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Limit(text, **options)
@@ -421,7 +421,7 @@ NO_ALIGN = [
 
 
 @pytest.mark.parametrize(("options", "expected"), NO_ALIGN, ids=str)
-def test_an_align_that_says_nothing(options: dict[str, Any], expected: str) -> None:
+def test_limit_with_an_invalid_align_is_refused(options: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Limit("5/day", **options)
 
@@ -432,10 +432,10 @@ def test_an_align_that_says_nothing(options: dict[str, Any], expected: str) -> N
         ((5, 60), "(5, 60) is a tuple, expected text such as '5 per 60 seconds'"),
         ([5, 60], "[5, 60] is a list, expected text such as '5 per 60 seconds'"),
         ((5, "minute"), "expected text such as '5/minute'"),
-        (("5/second", "9/minute"), "is a tuple, expected each limit by itself"),
+        (("5/second", "9/minute"), "is a tuple, expected each limit separately"),
     ],
 )
-def test_a_pair_is_no_limit(given: object, expected: str) -> None:
+def test_limit_from_a_tuple_is_refused(given: object, expected: str) -> None:
     """It is said how a pair of other limiters is written here."""
     with pytest.raises(ConfigError, match=re.escape(expected)):
         as_limit(given)
@@ -479,7 +479,7 @@ def test_a_share_is_a_limit_divided(text: str, processes: int, cost: int, shared
 
 
 @given(limits(), st.integers(1, 100_000), st.integers(0, 10**6))
-def test_shares_are_no_more_than_the_limit_property(limit: Limit, processes: int, cost: int) -> None:
+def test_shares_of_a_limit_never_exceed_it_in_total_property(limit: Limit, processes: int, cost: int) -> None:
     """All shares together have exactly the limit's rate, and no more than its burst but for one request in each."""
     share = limit.share(processes, cost)
     assert processes * share.count * limit.period == limit.count * share.period
@@ -511,7 +511,7 @@ def test_the_windows_of_a_share_are_the_same_every_time() -> None:
     assert bucket.share(1, 5) is bucket
 
 
-def test_shares_of_equal_periods_are_told_apart() -> None:
+def test_shares_of_limits_with_equal_periods_have_different_windows() -> None:
     """Two limits whose shares have one period have a place each in the bucket."""
     share = bucket_of("5/second", "10 per 2 seconds").share(2)
     assert len(set(share.ids)) == 2
@@ -523,7 +523,7 @@ def test_the_windows_of_a_share_have_no_lease() -> None:
 
 
 @pytest.mark.parametrize("name", ["localtime", "posixrules", "", "/", "..", "Europe", "Europe/Berlin ", "utc ", 5])
-def test_what_is_no_time_zone(name: object) -> None:
+def test_align_with_an_unknown_time_zone_is_refused(name: object) -> None:
     """Nor is a name under which each machine has another one."""
     with pytest.raises(ConfigError, match="align"):
         Limit("5/day", algorithm="fixed_window", align=name)
@@ -546,7 +546,7 @@ def test_months_divide_a_year(months: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["1000/M", "1000 per M", "5 per 3 M", "5/M burst 2"])
-def test_a_capital_m_is_no_unit(text: str) -> None:
+def test_unit_of_a_capital_m_is_refused(text: str) -> None:
     """It may mean minutes or months."""
     with pytest.raises(ConfigError, match="'M' may be minute or month, expected 'minute' or 'm', or 'month'"):
         Limit(text)
@@ -562,7 +562,7 @@ def test_errors_about_months_show_the_text(text: str, options: Any) -> None:
 
 
 @pytest.mark.parametrize("align", ["localtime", "Localtime", "posixrules"])
-def test_an_alignment_of_machines_is_not_suggested(align: str) -> None:
+def test_align_of_a_machine_specific_zone_is_not_suggested(align: str) -> None:
     with pytest.raises(ConfigError, match="expected align to be utc") as caught:
         Limit("5/day", algorithm="fixed_window", align=align)
     assert f"did you mean '{align.lower()}'" not in str(caught.value)

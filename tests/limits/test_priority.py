@@ -56,7 +56,7 @@ def test_a_reserve_is_a_share_of_the_burst(reserve: object, burst: int, kept: in
     assert rooms(rule) == {"high": [burst], "normal": [burst - kept], "low": [burst - 2 * kept]}
 
 
-def test_what_is_kept_is_rounded_up() -> None:
+def test_reserve_of_a_fraction_is_rounded_up() -> None:
     """Where the share is no whole number of requests, the next whole one is kept, of each limit by itself."""
     rule = Rule("r", "3/second", "11/minute", Limit("7/day", algorithm="fixed_window"), reserve="20%")
     assert rooms(rule) == {"high": [3, 11, 7], "normal": [2, 8, 5], "low": [1, 5, 3]}
@@ -86,7 +86,7 @@ NO_RESERVES = [
 
 
 @pytest.mark.parametrize("reserve", NO_RESERVES, ids=repr)
-def test_what_is_no_reserve_is_refused(reserve: object) -> None:
+def test_reserve_invalid_is_refused(reserve: object) -> None:
     """Anything else than a share that leaves something for all is a ConfigError that says what was expected."""
     with pytest.raises(ConfigError, match=r"reserve: .* expected a share above 0 and up to 49 %"):
         Rule("r", "100/minute", reserve=reserve)
@@ -110,7 +110,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("options", "expected"), MISTAKES, ids=str)
-def test_what_cannot_be_kept_is_refused(options: dict[str, Any], expected: str) -> None:
+def test_reserve_that_leaves_no_room_is_refused(options: dict[str, Any], expected: str) -> None:
     """A reserve that leaves nothing for low priority, or that something else undoes, is a ConfigError."""
     with pytest.raises(ConfigError, match=expected):
         Rule("r", **{"reserve": "20%", **options})
@@ -134,7 +134,7 @@ def test_a_caller_has_one_of_three_priorities(priority: object) -> None:
 
 
 @given(burst=st.integers(1, 10**6), percents=st.integers(1, 49))
-def test_everybody_has_room_or_there_is_no_such_rule_property(burst: int, percents: int) -> None:
+def test_reserve_leaves_room_for_every_priority_or_is_refused_property(burst: int, percents: int) -> None:
     """Low has less room than normal, that less than high, and at least one; buckets and windows are the same."""
     try:
         rule = Rule("r", Limit("5/day", burst=min(burst, 18_000)), reserve=f"{percents}%")
@@ -164,7 +164,7 @@ def burst_for(rules: list[Rule], caller: Caller | None = None, **headers: str) -
     return [charge.bucket.limits[0].burst for charge in plan.charges]
 
 
-def test_the_caller_chooses_the_room() -> None:
+def test_priority_of_the_caller_selects_the_bucket() -> None:
     """A listed caller has its own priority, one that identify names the one that it was given, anybody else the normal one."""
     rules = [Rule("kept", "100/minute", reserve="20%"), Rule("plain", "50/minute")]
     assert burst_for(rules) == [80, 50]
@@ -176,7 +176,7 @@ def test_the_caller_chooses_the_room() -> None:
     assert burst_for(rules, Caller("anybody", priority="low"), x_api_key=KEYS["high"]) == [60, 50]
 
 
-def test_a_rules_own_priority_wins() -> None:
+def test_priority_of_the_rule_overrides_that_of_the_caller() -> None:
     """Under a rule that has a priority nobody has another one."""
     rules = [Rule("kept", "100/minute", reserve="20%", priority="low")]
     assert burst_for(rules) == burst_for(rules, x_api_key=KEYS["high"]) == [60]
@@ -190,7 +190,7 @@ def test_all_priorities_share_a_bucket() -> None:
     assert len(set(plans.values())) == 3
 
 
-def test_in_a_rule_file(tmp_path: Path) -> None:
+def test_priority_in_a_rule_file_is_applied(tmp_path: Path) -> None:
     """Files give callers a priority and rules a reserve; a mistake names file, line and field."""
     file = tmp_path / "default.yaml"
     text = f"""callers:
@@ -209,7 +209,7 @@ rules:
     shared, other = rules.tiers["default"]
     assert (shared.reserve, shared.priority, other.reserve, other.priority) == (Fraction(1, 5), "low", Fraction(1, 5), None)
     for right, wrong, message in (
-        ("reserve: 20%", "reserve: 20", r"default.yaml:7: rules\[0\].reserve: 20 is no reserve, expected a share"),
+        ("reserve: 20%", "reserve: 20", r"default.yaml:7: rules\[0\].reserve: 20 is not a reserve, expected a share"),
         ("reserve: 20%", "reserve: 45%", r"default.yaml:7: rules\[0\].reserve: 10/second has room for 10 of which 10"),
         ("priority: low", "priority: lowest", r"default.yaml:8: rules\[0\].priority: expected 'high'"),
         ("priority: high", "priority: higher", r"default.yaml:2: callers\[0\].priority: expected 'high'"),
@@ -219,7 +219,7 @@ rules:
             load_rules(file)
 
 
-def test_the_overview_shows_it() -> None:
+def test_reserve_is_shown_in_the_overview() -> None:
     """A table of routes says what a rule keeps."""
     text = overview([RuleSet([Rule("kept", "100/minute", reserve="12.5%", priority="low")])], [listed()])
     assert "reserve 12.5%, priority low" in text
@@ -282,7 +282,7 @@ def test_while_the_store_fails_shares_keep_their_reserve() -> None:
     assert limits == {"high": "10", "normal": "8", "low": "6"}
 
 
-def test_places_are_kept_as_well(store: str) -> None:
+def test_reserve_on_a_concurrency_limit_keeps_slots(store: str) -> None:
     """Of requests in flight, too, some places are kept for those of high priority."""
     rules = RuleSet([Rule("shared", "5 at once", key=["global"], reserve="20%")], CALLERS)
     with ASGISite(rules=rules, store=store, key_prefix=uuid4().hex, timeout=5) as gated:
@@ -302,7 +302,7 @@ def charge(bucket: Bucket, key: str = "shared", cost: int = 1) -> Plan:
     limit=st.sampled_from([Limit("10/day burst 30"), *[Limit("10/day", algorithm=name) for name in COUNTING]]),
     asking=st.lists(st.tuples(st.sampled_from(list(RESERVES)), st.integers(0, 3)), max_size=60),
 )
-def test_nobody_takes_what_is_kept_property(limit: Limit, asking: list[tuple[str, int]]) -> None:
+def test_reserve_is_never_used_by_lower_priorities_property(limit: Limit, asking: list[tuple[str, int]]) -> None:
     """Whoever asks in whatever order gets in just as long as all that was taken fits into what this priority has room for."""
     store, rule = MemoryStore(Clock()), Rule("r", limit, reserve="20%")
     taken = 0
@@ -315,7 +315,7 @@ def test_nobody_takes_what_is_kept_property(limit: Limit, asking: list[tuple[str
         assert (decision.limit, decision.remaining) == (room, max(0, room - taken))
 
 
-def test_a_bucket_that_refuses_anybody_is_not_dropped() -> None:
+def test_bucket_that_refuses_any_priority_is_not_evicted() -> None:
     """However many new keys come, one that refuses low priority stays, even if high priority used it last."""
     store = MemoryStore(Clock(), max_buckets=3)
     buckets = {priority: bucket for priority, (bucket,) in graded(Rule("r", "10/second").buckets, Fraction(1, 5)).items()}

@@ -100,7 +100,7 @@ def wait(stored: StoredBucket, eighths: int, more: int) -> int:
 
 
 @given(bucket=all_buckets, charged=st.tuples(costs, costs, costs), pauses=st.tuples(shares, shares, st.integers(0, 3)))
-def test_a_correction_is_exact_property(
+def test_refund_without_other_requests_is_exact_property(
     open_bucket: Open, bucket: Bucket, charged: tuple[int, int, int], pauses: tuple[int, int, int]
 ) -> None:
     """Where nobody else uses the bucket it owes what it would with the lower cost, and on top what the higher costs more."""
@@ -120,7 +120,7 @@ def test_a_correction_is_exact_property(
 
 
 @given(bucket=all_buckets, costs=st.lists(st.integers(0, 12), min_size=2, max_size=5), pauses=st.tuples(shares, shares))
-def test_the_last_of_several_corrections_counts_property(
+def test_refund_after_several_corrections_uses_the_last_property(
     open_bucket: Open, bucket: Bucket, costs: list[int], pauses: tuple[int, int]
 ) -> None:
     """Put right several times is as put right once; but what was charged on top may be given back in part only."""
@@ -143,7 +143,7 @@ users = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40), st.integers(0
 @given(
     asked=users, order=st.randoms(use_true_random=False), limit=st.sampled_from(["10/second", "100/minute", "3 per 7 seconds"])
 )
-def test_whatever_was_used_is_paid_property(
+def test_settlement_above_the_estimate_charges_all_used_property(
     open_bucket: Open, asked: list[tuple[int, int, int]], order: Any, limit: str
 ) -> None:
     """However many use a bucket at once, what they used and the time since has not paid is still owed in the end."""
@@ -165,7 +165,7 @@ def test_whatever_was_used_is_paid_property(
 # --- examples ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_given_back_at_once_was_never_taken(open_bucket: Open) -> None:
+def test_refund_at_once_restores_the_bucket(open_bucket: Open) -> None:
     """A charge that is undone at once leaves the bucket as it was."""
     bucket = open_bucket(bucket_of("7/minute", "333/hour"))
     bucket.charge(3)
@@ -175,7 +175,7 @@ def test_what_is_given_back_at_once_was_never_taken(open_bucket: Open) -> None:
     assert list(bucket.owed()) == list(before)
 
 
-def test_what_has_drained_is_not_given_back(open_bucket: Open) -> None:
+def test_refund_of_a_drained_charge_returns_nothing(open_bucket: Open) -> None:
     """What others have taken stays when something is given back that has drained long since."""
     bucket = open_bucket(bucket_of("60/minute"))
     taken = bucket.charge(5)
@@ -185,7 +185,7 @@ def test_what_has_drained_is_not_given_back(open_bucket: Open) -> None:
     assert bucket.requests() == [4]
 
 
-def test_older_debts_drain_first(open_bucket: Open) -> None:
+def test_refund_while_older_debts_drain_is_complete(open_bucket: Open) -> None:
     """As long as the bucket drains what was owed before, all of a charge is given back."""
     bucket = open_bucket(bucket_of("60/minute"))
     bucket.charge(20)
@@ -195,7 +195,7 @@ def test_older_debts_drain_first(open_bucket: Open) -> None:
     assert bucket.requests() == [5]
 
 
-def test_what_was_charged_too_little_is_owed_from_now_on(open_bucket: Open) -> None:
+def test_undercharge_is_charged_from_now_on(open_bucket: Open) -> None:
     """Of requests that were under way together, each is charged what it cost more, though the bucket lay idle meanwhile."""
     bucket = open_bucket(bucket_of("60/minute"))
     under_way = [bucket.charge(1) for _ in range(5)]
@@ -239,7 +239,7 @@ def test_a_changed_count_changes_nothing(open_bucket: Open) -> None:
     assert bucket.requests(new) == bucket.requests(old) == [7]
 
 
-def test_what_is_put_right_is_only_what_is_wrong() -> None:
+def test_refund_of_several_charges_corrects_only_changed_costs() -> None:
     """Charges that were right, that did not fit, or that have nothing to give back any more, are not asked about."""
     bucket, leased = bucket_of("5/minute"), Bucket((Limit("100/second", lease=10),))
     plan = Plan(
@@ -257,7 +257,7 @@ def test_what_is_put_right_is_only_what_is_wrong() -> None:
     assert [charge.key for charge in full_refund(plan, reading).charges] == ["right", "wrong"]
 
 
-def test_of_a_lease_less_is_given_back(open_bucket: Open) -> None:
+def test_refund_of_a_leased_charge_returns_less(open_bucket: Open) -> None:
     """Where a charge may come out of what was taken in advance, what a lease's time drains of it stays; on top comes all."""
     bucket = Bucket((Limit("2/second burst 10", lease=2),))
     stored = open_bucket(bucket)

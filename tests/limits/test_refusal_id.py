@@ -16,7 +16,7 @@ KEYS = st.binary(min_size=32, max_size=32).map(RefusalKey)
 
 
 @given(key=KEYS, now=st.integers(0, 2**53), rule=st.none() | st.text(max_size=64), digest=DIGESTS, prefix=st.text(max_size=64))
-def test_what_was_written_is_read(key: RefusalKey, now: int, rule: str | None, digest: str, prefix: str) -> None:
+def test_refusal_id_written_is_read_back(key: RefusalKey, now: int, rule: str | None, digest: str, prefix: str) -> None:
     """Time to a hundredth of a second, rule and digest come back, whatever the key begins with; the length is constant."""
     written = key.write(now, rule, f"{prefix}:{rule}:{digest}").decode()
     assert re.fullmatch(r"[A-Za-z0-9_-]{32}", written)
@@ -28,7 +28,7 @@ def test_what_was_written_is_read(key: RefusalKey, now: int, rule: str | None, d
 
 
 @pytest.mark.parametrize("text", ["", "x", "a" * 31, "a" * 33, "a" * 31 + "+", "é" * 32, "urn:uuid:" + "a" * 32, "\u0661" * 32])
-def test_anything_else_is_none(text: str) -> None:
+def test_refusal_id_from_other_text_raises(text: str) -> None:
     """What is no id is told, with what was expected."""
     with pytest.raises(ValueError, match=f"expected {LENGTH} letters, digits"):
         RefusalKey(b"k" * 32).read(text)
@@ -47,7 +47,7 @@ def _encrypted(key: RefusalKey, now: int, rule: str, digest: str) -> int:
     return int.from_bytes(urlsafe_b64decode(key.write(now, rule, digest))[5:], "big")
 
 
-def test_each_bit_changes_all_bytes() -> None:
+def test_refusal_id_with_one_changed_bit_differs_in_all_bytes() -> None:
     """Of time, rule, bucket and key: ids of one moment have nothing in common that their difference would show."""
     key, digest = RefusalKey(b"k" * 32), "0f" * 16
     plain = _encrypted(key, 0, "api", digest)

@@ -76,7 +76,7 @@ def given_limits() -> dict[str, Any]:
 
 @pytest.mark.parametrize("options", [own_limits, given_limits])
 @pytest.mark.parametrize("door", SITES)
-def test_one_caller_more_than_fits_is_no_cliff(
+def test_cache_with_one_key_too_many_keeps_most_hits(
     monkeypatch: pytest.MonkeyPatch, door: type[Site], options: Callable[[], dict[str, Any]]
 ) -> None:
     """Of callers with limits of their own that come in turn, most find their limits read already, in each round."""
@@ -93,7 +93,7 @@ def test_one_caller_more_than_fits_is_no_cliff(
 
 
 @pytest.mark.parametrize("options", [own_limits, given_limits])
-def test_what_is_remembered_of_a_caller_is_few_objects(
+def test_cache_entry_of_a_caller_has_few_objects(
     monkeypatch: pytest.MonkeyPatch, options: Callable[[], dict[str, Any]]
 ) -> None:
     """Each full garbage collection looks at all of them, and the process stands still meanwhile."""
@@ -123,7 +123,7 @@ def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
 
 
 @pytest.mark.parametrize("cost", [1, 40])
-def test_a_limiter_has_no_cliff_either(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
+def test_limiter_with_one_key_too_many_keeps_most_hits(monkeypatch: pytest.MonkeyPatch, cost: int) -> None:
     """Of limits that are hit in turn most are known, with a prepared plan or without, when there is one more than fits."""
     monkeypatch.setattr(bucket, "MOST_REMEMBERED", 64)
     monkeypatch.setattr(plans, "_known_parts", Remembered())

@@ -140,7 +140,7 @@ def test_a_plain_refund_is_carried_out_like_any_other(charges: list[Charge], vis
 
 
 @pytest.mark.parametrize("bucket", [bucket_of("5/second", "100/minute"), bucket_of("3 at once")], ids=["gcra", "concurrency"])
-def test_a_bucket_is_given_back_to_in_a_straight_line(bucket: Bucket) -> None:
+def test_plain_refund_takes_the_fast_path(bucket: Bucket) -> None:
     """The reading of a refund is the refund itself, unless the bucket is not kept as the charge has left it."""
     store = MemoryStore(clock := Clock())
     template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api")])
@@ -163,7 +163,7 @@ KNOWN = [
 
 @pytest.mark.parametrize("max_wait_us", [0, 10**6])
 @pytest.mark.parametrize("bucket", KNOWN, ids=lambda bucket: bucket.limits[0].algorithm)
-def test_buckets_are_charged_in_a_straight_line(bucket: Bucket, max_wait_us: int) -> None:
+def test_plain_charge_takes_the_fast_path(bucket: Bucket, max_wait_us: int) -> None:
     """Buckets, known or new, are charged without the way that all plans have."""
     store = MemoryStore(Clock())
     template = PlanTemplate([Charge("", bucket, 1, enforced=True, rule="api", max_wait_us=max_wait_us)])
@@ -186,7 +186,7 @@ def test_a_request_that_has_to_wait_is_charged_once(bucket: Bucket) -> None:
     assert [decision.delay > 0 for decision in decisions] == [False] * 5 + [True] * 5 + [False]
 
 
-def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
+def test_plain_plan_in_a_full_store_or_with_another_cost_falls_back() -> None:
     """What has to be weighed against other buckets is not decided in haste."""
     store = MemoryStore(Clock(), max_buckets=1)
     one, two = (PlanTemplate([Charge("", bucket_of("5/second"), cost, enforced=True, rule=None)]) for cost in (1, 2))
@@ -212,7 +212,7 @@ def test_a_full_store_and_another_cost_are_for_the_general_way() -> None:
     ],
     ids=lambda charge: f"{charge.bucket.limits[0]} {charge.cost}",
 )
-def test_what_is_not_plain_is_no_template(charge: Charge) -> None:
+def test_template_of_charges_that_are_not_plain_is_none(charge: Charge) -> None:
     """Costs of nothing, costs that never fit, leases, borrowing, dates, other algorithms, and numbers beyond 64 bits."""
     with pytest.raises(ValueError, match="are not plain, expected"):
         PlanTemplate([charge])
@@ -238,7 +238,7 @@ def test_a_template_of_no_charges_is_none(charges: list[Charge]) -> None:
         PlanTemplate(charges)
 
 
-def test_a_ban_is_for_the_general_way() -> None:
+def test_plain_plan_on_a_banned_bucket_falls_back_to_the_general_plan() -> None:
     """Whoever may be banned is not charged in haste."""
     store = MemoryStore(Clock())
     template = PlanTemplate([Charge("", bucket_of("5/second"), 1, enforced=True, rule=None), BAN])
@@ -267,7 +267,7 @@ def test_a_plain_plan_within_another_call_fails() -> None:
     assert faults == ["timeout"]
 
 
-def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
+def test_layout_freed_with_its_last_bucket_is_created_again() -> None:
     """Looking for room may drop the last bucket of a kind, and so its layout; what is written then can be read all the same."""
     clock = Clock()
     store = MemoryStore(clock, max_buckets=1000)
@@ -280,7 +280,7 @@ def test_a_layout_that_goes_with_its_last_bucket_is_made_anew() -> None:
         assert not store.spend(of.plan(["a", "another"])).admitted
 
 
-def test_a_template_is_gone_with_its_last_use() -> None:
+def test_template_without_users_is_freed() -> None:
     """Without the garbage collector, which would otherwise find those that are not remembered."""
     gc.disable()
     try:

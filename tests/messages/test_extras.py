@@ -56,7 +56,7 @@ def told_without(packages: list[str], module: str) -> list[str]:
 def test_a_missing_extra_is_named(module: str, package: str, brought_by: str) -> None:
     """The error says what to install, and is the one that the import would have raised."""
     message, name = told_without([package], module)
-    assert message == f"{package} is not installed, expected it here: pip install 'limitgate[{brought_by}]'"
+    assert message == f"{package} is not installed, expected: pip install 'limitgate[{brought_by}]'"
     assert name.partition(".")[0] == package
     assert brought_by in EXTRAS
 
@@ -77,7 +77,7 @@ def test_a_missing_extra_is_named(module: str, package: str, brought_by: str) ->
 )
 def test_of_several_the_one_that_people_know_is_named(module: str, packages: list[str], brought_by: str) -> None:
     """The framework or client that the module is for, in whatever order they are imported."""
-    expected = f"{packages[0]} is not installed, expected it here: pip install 'limitgate[{brought_by}]'"
+    expected = f"{packages[0]} is not installed, expected: pip install 'limitgate[{brought_by}]'"
     assert told_without(packages, module) == [expected, packages[0]]
 
 

@@ -32,9 +32,9 @@ def test_nothing_is_imported_for_one_that_is_not_used(names: str, imported: str)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["statsd"], "observer 'statsd' is unknown, expected some of prometheus, opentelemetry"),
-        ([Recorder], "is no observer, expected one with the methods add, set and record"),
-        ([object()], "is no observer"),
+        (["statsd"], "observer 'statsd' is unknown, expected one of prometheus, opentelemetry"),
+        ([Recorder], "is not an observer, expected one with the methods add, set and record"),
+        ([object()], "is not an observer"),
     ],
 )
 def test_what_is_no_observer(make: type, wrong: list[object], message: str) -> None:

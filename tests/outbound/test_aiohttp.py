@@ -249,7 +249,7 @@ def test_a_middleware_for_requests_that_come_in_is_another(service: Service) -> 
     """As that of ``aiohttp.web``, or a request of another library."""
 
     async def main() -> None:
-        with pytest.raises(ConfigError, match=r"for aiohttp.ClientSession.*expected LimitGate in an ASGI application"):
+        with pytest.raises(ConfigError, match=r"for aiohttp.ClientSession.*expected LimitGate around an ASGI application"):
             await RateLimitMiddleware("5/second")(object(), _never)  # type: ignore[arg-type]
 
     awaited(main)

@@ -200,9 +200,9 @@ def test_one_line_is_logged_for_a_while_of_refusals(
     for _ in range(10):
         full.begin("GET")
     assert [each.message for each in caplog.records] == [
-        "'shop' is overloaded, so that requests to it are refused here: few requests succeed",
-        "'shop' is overloaded, so that requests to it are refused here: few requests succeed",
-        "'depot' is overloaded, so that requests to it are refused here: 2 requests are in flight",
+        "'shop' is overloaded, so requests to it are refused here: few requests succeed",
+        "'shop' is overloaded, so requests to it are refused here: few requests succeed",
+        "'depot' is overloaded, so requests to it are refused here: 2 requests are in flight",
     ]
 
 

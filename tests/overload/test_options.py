@@ -91,7 +91,7 @@ def test_how_it_may_be_given(given, options) -> None:
 
 @pytest.mark.parametrize("given", [1, "true", "yes", [4, 200], 0.5, 0])
 def test_what_it_is_not(given) -> None:
-    with pytest.raises(ConfigError, match=r"is no adaptive limit, expected true or a mapping such as \{min: 4, max: 200\}"):
+    with pytest.raises(ConfigError, match=r"is not an adaptive limit, expected true or a mapping such as \{min: 4, max: 200\}"):
         as_adaptive(given)
 
 

@@ -317,7 +317,7 @@ def test_it_explains_a_refusal_by_its_id(door: Door, own_redis: RedisServer) -> 
         ("", "is not a path"),
         ("path=api", "is not a path"),
         ("path=/x&ip=1.2.3", "is not an address"),
-        ("id=short", "is no id of a refusal"),
+        ("id=short", "is not the id of a refusal"),
         ("id=" + "A" * 32, "the store has no key of ids"),
         ("path=/" + "a" * 5000, "more than 4096 characters"),
     ],

@@ -189,8 +189,8 @@ def test_a_copy_shares_a_store_in_memory(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Limiter(MemoryStore()), "a MemoryStore cannot be pickled: what it has counted"),
-        (lambda: RateLimitAdapter("5/s", limiter=Limiter("memory://")), "a Limiter cannot be pickled: what it has counted"),
+        (lambda: Limiter(MemoryStore()), "a MemoryStore cannot be pickled: its counts"),
+        (lambda: RateLimitAdapter("5/s", limiter=Limiter("memory://")), "a Limiter cannot be pickled: its counts"),
         (
             lambda: RedisStore("redis://h", credentials=lambda: ("u", "p")),
             "its credentials cannot: .*a function of a mod",

@@ -67,7 +67,7 @@ def test_a_mistake_names_its_field(changed: dict[str, Any], message: str) -> Non
         Rule("r", "5/s", ban={**GIVEN, **changed})
 
 
-def test_what_is_missing_and_what_is_no_ban() -> None:
+def test_ban_incomplete_or_invalid_is_refused() -> None:
     """All mistakes come at once."""
     with pytest.raises(ConfigError, match=r"ban\.after: expected .* 1 to 10,000, which is missing") as all_of:
         Rule("r", "5/s", ban={"growing": 0})
@@ -95,7 +95,7 @@ def test_a_mistake_in_a_file_has_its_line(tmp_path: Path) -> None:
         ({"adaptive": True}, "rule 'r' is adaptive, .* expected no ban, or an additional limit"),
     ],
 )
-def test_rules_that_count_nobody_have_none(options: dict[str, Any], message: str) -> None:
+def test_ban_on_a_rule_without_counts_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Rule("r", ban=GIVEN, **options)
     assert Rule("r", "5/s", adaptive=True, ban=GIVEN).ban is not None

@@ -109,7 +109,7 @@ def test_a_caller_is_known_by_all_of_its_headers(headers: dict[str, str], expect
 
 
 @pytest.mark.parametrize("peer", ["192.0.2.1", "::1", "11.0.0.1", "testclient", None])
-def test_a_header_from_anybody_else_names_nobody(peer: str | None) -> None:
+def test_header_of_an_untrusted_client_identifies_no_caller(peer: str | None) -> None:
     """Headers that any client could send are not believed, wherever they claim to come from."""
     forged = request(peer=peer, X_Caller="billing", X_Forwarded_For="10.0.0.1")
     assert LISTED.with_headers(forged, TrustedProxies(["10.0.0.0/8"], "x-forwarded-for")) is None
@@ -227,7 +227,7 @@ def test_a_key_is_taken_as_the_bytes_that_it_may_be(key: str) -> None:
     assert callers.with_key(key + "x") is None
 
 
-def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
+def test_header_longer_than_a_listed_one_identifies_no_caller() -> None:
     """A listed header has up to 256 characters, so a longer one is not compared, and does not count by its end."""
     value = "b" * 256
     callers = Callers([KnownCaller(id="billing", header={"X-Caller": value})])
@@ -244,7 +244,7 @@ def test_a_header_longer_than_a_listed_one_names_nobody() -> None:
     assert named(b"b" + value.encode()) is None
 
 
-def test_a_callers_limits_may_stand_third() -> None:
+def test_caller_with_limits_as_third_argument_is_accepted() -> None:
     """As ``identify`` has them at hand: who, of which tier, with which limits."""
     assert Caller("acme", "vip", {"api": "5/minute"}) == Caller("acme", tier="vip", limits={"api": "5/minute"})
 
@@ -268,7 +268,7 @@ def test_what_a_callers_limits_may_be(given: Any) -> None:
 
 
 @pytest.mark.parametrize("door", [ASGISite, WSGISite])
-def test_limits_of_identify_that_are_no_limits(door: type[Site]) -> None:
+def test_caller_with_invalid_limits_is_refused(door: type[Site]) -> None:
     """The request fails, as with any error of `identify`; it never passes under other limits."""
     limits: Any = {"api": 0}
     with (

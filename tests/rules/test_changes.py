@@ -40,7 +40,7 @@ def told(before: list[Rule], after: list[Rule]) -> str:
         ),
     ],
 )
-def test_rules(after: list[Rule], expected: str) -> None:
+def test_changed_rules_are_listed(after: list[Rule], expected: str) -> None:
     """By name, of a tier where it was written; what keeps its debt does not begin anew."""
     assert told([API], after) == expected
 
@@ -51,7 +51,7 @@ def test_a_rule_that_counts_by_path_begins_anew_with_another_one() -> None:
     assert told([before], [after]) == "changed a; buckets reset a (path, which is part of its key)"
 
 
-def test_callers() -> None:
+def test_changed_callers_are_listed() -> None:
     """New, gone, with another key, with one key more; one that is listed as before is not told."""
     one, other = ("sha256:" + digit * 64 for digit in "01")
     before = [KnownCaller(id=name, header={"X": name}) for name in ("same", "gone", "more")] + [

@@ -887,7 +887,9 @@ def test_without_a_gate_a_place_raises(guarded_place: Place) -> None:
 
 
 @pytest.mark.parametrize("gate", ["no gate", "gate", "gate told so"])
-def test_switched_off(place: Place, monkeypatch: pytest.MonkeyPatch, gate: str) -> None:
+def test_decorated_endpoint_with_limitgate_disabled_is_not_limited(
+    place: Place, monkeypatch: pytest.MonkeyPatch, gate: str
+) -> None:
     """``LIMITGATE_ENABLED=false`` switches decorators off with and without a gate, ``enabled=False`` behind that gate."""
     if gate == "gate told so":
         app = place.gated(limit("1/minute"), enabled=False)
@@ -1764,7 +1766,7 @@ class OnItsOwn:
 
 
 @pytest.mark.parametrize("around", [lambda app: app, ProxyFix])
-def test_an_application_that_is_behind_itself(around: Callable[[Any], Any]) -> None:
+def test_application_mounted_behind_itself_is_served(around: Callable[[Any], Any]) -> None:
     """Where ``wsgi_app`` is a method of the application, or middleware around that, the search for routes ends."""
     app: Any = OnItsOwn()
     if around is ProxyFix:
@@ -1854,7 +1856,7 @@ def test_flask_does_not_read_the_body_of_a_refused_request() -> None:
     assert started[0][0] == "429 Too Many Requests"
 
 
-def test_finding_a_flask_route_leaves_nothing_behind() -> None:
+def test_flask_route_lookup_leaves_no_context() -> None:
     """Looking for the view puts nothing into the server's environ, where decision, exchange and outcome are."""
     app = gated(fl_function(limit("1/minute")))
     ask(app)
@@ -1873,7 +1875,7 @@ def test_finding_a_flask_route_leaves_nothing_behind() -> None:
     "spelling", ["/limited%0a", "/limited", "/l%69mited", "/limited?x", "//limited", "/limited/", "/limited;x"]
 )
 @pytest.mark.parametrize("build", [fa_async, routed(st_async), fl_function], ids=["fastapi", "starlette", "flask"])
-def test_every_spelling_that_reaches_the_handler_is_limited(build: Callable[[Decorate], Any], spelling: str) -> None:
+def test_path_in_every_spelling_that_reaches_the_handler_is_limited(build: Callable[[Decorate], Any], spelling: str) -> None:
     """However a path is spelled, what the framework's router takes to the handler has been counted."""
     app = gated(build(limit("1/minute")))
     assert ask(app).status == 200
@@ -2069,7 +2071,7 @@ def test_a_view_replaced_in_flask_while_requests_come_is_seen_within_a_second(mo
 
 
 @pytest.mark.parametrize("build", [fa_included_twice, st_nested_mount, fl_nested_blueprints], ids=lambda build: build.__name__)
-def test_hostile_paths_make_nothing_grow(build: Callable[[Decorate], Any]) -> None:
+def test_route_lookup_with_hostile_paths_uses_bounded_memory(build: Callable[[Decorate], Any]) -> None:
     """Paths that were never asked for before take the memory of others once a few hundred have come, routed or not."""
     store = MemoryStore(Clock())
     gate = gated(build(limit("9/minute")), Rule("each", "5/minute", key=["path", "ip"]), store=store)

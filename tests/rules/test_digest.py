@@ -59,7 +59,7 @@ def test_yaml_and_python_that_say_the_same(tmp_path: Path) -> None:
         {"tier": "vip"},
     ],
 )
-def test_whatever_differs_shows(changed: dict[str, object]) -> None:
+def test_digest_of_different_rules_differs(changed: dict[str, object]) -> None:
     """A change of any field is a change of the digest."""
     rules = [Rule("api", "5/second", "100/minute", path="/api/**", key=["path", "ip"], methods=["GET", "POST"])]
     assert digest(RuleSet([rules[0].model_copy(update=changed)])) != digest(RuleSet(rules))
@@ -82,7 +82,7 @@ class _Cost:
         return 2
 
 
-def test_callables_stand_by_their_names() -> None:
+def test_digest_of_callables_uses_their_names() -> None:
     """No address in memory gets into the digest, so that processes agree."""
     rules = [Rule("a", lambda _: "1/second", cost=_Cost(), when=partial(bool)), Rule("b", "1/second", cost=_Cost())]
     form = canonical(RuleSet(rules))
@@ -91,7 +91,7 @@ def test_callables_stand_by_their_names() -> None:
     assert form == canonical(RuleSet([Rule("a", rules[0].limits_by, cost=_Cost(), when=partial(bool)), rules[1]]))
 
 
-def test_processes_agree() -> None:
+def test_digest_is_equal_in_all_processes() -> None:
     """Neither the order of sets nor the seed of hashes shows."""
     program = (
         "from limitgate import Rule, RuleSet; from limitgate.rules.revision import revision; "

@@ -434,7 +434,7 @@ def test_a_mistake_in_a_file_says_what_was_expected(tmp_path: Path, text: str, w
         ("rules:\n  - {name: a, qps: 5, <<: 7}\n", 2),
     ],
 )
-def test_what_is_no_yaml_is_found_where_it_stands(tmp_path: Path, text: str, line: int) -> None:
+def test_rule_file_with_invalid_yaml_names_the_line(tmp_path: Path, text: str, line: int) -> None:
     """A mistake in the syntax, and whatever YAML could build besides plain data, is an error with file and line."""
     file = written(tmp_path, rules__yaml=text) / "rules.yaml"
     with pytest.raises(ConfigError, match="expected") as caught:
@@ -477,7 +477,7 @@ MERGES = "\n".join(["a0: &a0 {k: v}"] + [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n
     ],
     ids=range(14),
 )
-def test_a_file_made_to_exhaust_us_is_refused_soon(tmp_path: Path, text: str) -> None:
+def test_rule_file_built_to_exhaust_memory_is_refused_fast(tmp_path: Path, text: str) -> None:
     """Aliases that multiply, structures without end and files of any size are errors, not a process that hangs."""
     file = written(tmp_path, rules__yaml=text) / "rules.yaml"
     began = time.thread_time()
@@ -491,7 +491,7 @@ def test_a_file_made_to_exhaust_us_is_refused_soon(tmp_path: Path, text: str) ->
     "content",
     [b"tier: \xff\xfe\n", b"tier: caf\xe9\n", b"\x00\x01\x02", b"tier: a\x07b\n", b"\xff\xfeb", b"\x7fELF\x02\x01\x01\x00"],
 )
-def test_what_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_rule_file_that_is_not_text_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file in another encoding than UTF-8, or of no text at all, is an error that names it."""
     file = written(tmp_path, rules__yaml=content) / "rules.yaml"
     with pytest.raises(ConfigError, match="expected") as caught:
@@ -681,7 +681,7 @@ def test_further_mistakes_are_notes_of_the_first(tmp_path: Path) -> None:
     assert (error.file, error.line, error.field) == (str(file), 2, ("rules", 0, "qps"))
 
 
-def test_notes_are_few(tmp_path: Path) -> None:
+def test_config_error_with_many_errors_has_few_notes(tmp_path: Path) -> None:
     """A traceback of a file made of mistakes can still be read."""
     with pytest.raises(ConfigError) as caught:
         load_rules(written(tmp_path, rules__yaml="rules:\n" + "  - {name: 5}\n" * 50))

@@ -366,7 +366,7 @@ def warnings_for(caplog: pytest.LogCaptureFixture, store: str = "memory://") -> 
     return [record.getMessage() for record in caplog.records]
 
 
-def test_nothing_is_logged_where_nothing_is_odd(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_without_problems_log_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every known setting in the environment passes without a word."""
     for name in Settings.model_fields:
         monkeypatch.setenv(f"LIMITGATE_{name.upper()}", "x")
@@ -423,7 +423,7 @@ def test_an_unknown_entry_of_ours_in_dotenv_is_pointed_out(
         ([], None, None),
     ],
 )
-def test_several_workers_on_memory_are_pointed_out(
+def test_memory_store_with_several_workers_is_logged(
     arguments: list[str],
     concurrency: str | None,
     workers: int | None,
@@ -451,7 +451,7 @@ def test_workers_in_gunicorn_s_variable_are_pointed_out(
 
 @pytest.mark.parametrize(("value", "warns"), [("*", True), ("127.0.0.1", False), ("10.0.0.0/8,::1", False), ("", False)])
 @pytest.mark.parametrize("is_option", [False, True])
-def test_a_server_that_believes_everybody_is_pointed_out(
+def test_server_that_trusts_every_proxy_is_logged(
     value: str, warns: object, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, *, is_option: bool
 ) -> None:
     """By an option or a variable of the server every client chooses its address, and that is reported."""
@@ -462,7 +462,9 @@ def test_a_server_that_believes_everybody_is_pointed_out(
 
 
 @pytest.mark.parametrize("door", [LimitGate, LimitGateWSGI])
-def test_building_a_door_looks_around(door: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_middleware_creation_logs_suspicious_settings(
+    door: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is odd is said when the middleware is built, and not at all where it is switched off."""
     monkeypatch.setenv("LIMITGATE_STOER", "x")
     monkeypatch.setattr(sys, "argv", ["uvicorn", "--workers", "2"])

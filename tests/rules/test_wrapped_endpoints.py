@@ -154,14 +154,14 @@ def request_view(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flask(kind: str) -> None:
+def test_wrapped_flask_view_is_limited(kind: str) -> None:
     """The limit holds, and what is exempt is exempt."""
     assert statuses(flask(KINDS[kind](limit("1/minute"), flask_view))) == [200, 429, 429, 429]
     assert statuses(flask(KINDS[kind](exempt, flask_view))) == [200] * 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_django(kind: str) -> None:
+def test_wrapped_django_view_is_limited(kind: str) -> None:
     """As Flask."""
     from django.http import HttpResponse
 
@@ -174,7 +174,7 @@ def test_django(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["object", "on an object", "partial", "on a partial", "bound method"])
-def test_fastapi(kind: str) -> None:
+def test_wrapped_fastapi_endpoint_is_limited(kind: str) -> None:
     """Where FastAPI can read the signature, in threads."""
 
     class Free:
@@ -233,7 +233,7 @@ class ExemptApplication(Application):
 
 
 @pytest.mark.parametrize("routed", [lambda app: Route("/", app), lambda app: Mount("/", app)], ids=["route", "mount"])
-def test_starlette(routed: Callable[[Any], Any]) -> None:
+def test_wrapped_starlette_endpoint_is_limited(routed: Callable[[Any], Any]) -> None:
     """As a route, and mounted."""
 
     def asked(app: Any) -> list[int]:
@@ -334,7 +334,7 @@ def test_one_of_several_views_exempts_nothing() -> None:
     assert statuses(flask(otherwise(limit("1/minute")(flask_view))(flask_view))) == [200, 429, 429, 429]
 
 
-def test_what_cannot_be_found_is_told_with_the_cure() -> None:
+def test_wrapped_endpoint_without_wraps_raises_with_the_fix() -> None:
     """A wrapper that is found nowhere has the guard of the limit say what to do."""
     hidden: dict[str, Any] = {}
     exec("def bare(view):\n    def wrapper(*args):\n        return view(*args)\n    return wrapper\n", hidden)

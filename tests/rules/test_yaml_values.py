@@ -146,7 +146,7 @@ HUGE += ["9" * 400 + ".5", "1e999", "1.0e+999", ".inf", "0x" + "f" * 5000, "9" *
 
 @pytest.mark.parametrize("text", FIELDS)
 @pytest.mark.parametrize("written", HUGE, ids=lambda written: f"{written:.8}-{len(written)}")
-def test_a_huge_number(tmp_path: Path, text: str, written: str) -> None:
+def test_yaml_number_that_is_huge_is_refused(tmp_path: Path, text: str, written: str) -> None:
     """It is a mistake, or an ordinary name. The message is short, and asks for decimal digits where YAML reads text."""
     (tmp_path / "rules.yaml").write_text(text.replace("*", written))
     try:
@@ -160,13 +160,13 @@ def test_a_huge_number(tmp_path: Path, text: str, written: str) -> None:
 
 
 @pytest.mark.parametrize("written", ["0b_", "0x_"])
-def test_a_prefix_without_digits(tmp_path: Path, written: str) -> None:
+def test_yaml_number_prefix_without_digits_is_refused(tmp_path: Path, written: str) -> None:
     """Yaml itself cannot read it."""
     (found, *_) = mistakes(tmp_path, f"rules: [{{name: a, qps: {written}}}]")
     assert (found.line, "expected" in found.reason) == (2, True)
 
 
-def test_what_is_meant_is_read(tmp_path: Path) -> None:
+def test_yaml_values_in_plain_form_are_read(tmp_path: Path) -> None:
     """Decimal numbers in every spelling, truth in every word, and anything in quotes."""
     (tmp_path / "rules.yaml").write_text(
         "tier: '010'\n"

@@ -1,4 +1,4 @@
-"""The verb ``budget``: usage and reservations of a language model's budget."""
+"""The verb ``budget``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
 def verb(ctx: click.Context, /, *, key: str | None, as_json: bool, **options: Any) -> None:
-    """Show a budget for a language model: what is used and reserved, what the provider says, and how many requests wait.
+    """Show a budget for a language model: what is used and reserved, what the provider reports, and how many requests wait.
 
-    KEY is the host, the digest of the credential, and the model, or words of these, such as gpt-5; or what the option key of
-    the Budget returns. Without KEY, lists the keys of the last day. Exit status 1: a request would have to wait.
+    KEY has words of the budget's key: the host, the digest of the credential, the model, or what key= of the Budget returns.
+    Without KEY, lists the keys of the last day. Exit status 1: a request would have to wait.
 
     For example: limitgate budget --store redis://localhost 'api.openai.com gpt-5'
     """
@@ -119,7 +119,7 @@ def _print(name: str, budget: Budget) -> None:
 
 
 def _under_way(budget: Budget) -> tuple[list[int], Counter[str]]:
-    """Return what is reserved of each limit, and how many requests of each tenant wait."""
+    """Return the reservations of each limit, and the number of waiting requests of each tenant."""
     reserved, tenants = [0] * len(budget.limits), Counter[str]()
     for row in budget.live:
         tenants.update(row.tenants if budget.waiting else {})

@@ -1,4 +1,4 @@
-"""The verb ``check``: reads rule files as the service does."""
+"""The verb ``check``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | Non
     places = [(oddity, *read.place_of(oddity.about)) for oddity in review(read.rules, callers, identifies=identifies)]
     odd = [_located(document, (*where, *each.field), each.message, "warning") for each, document, where in places]
     if any(file.tests for file in read.files):
-        from limitgate.command.rule_tests import failures  # noqa: PLC0415 - imports the gate, which only tests need
+        from limitgate.command.rule_tests import failures
 
         odd += [_located(*failure, "error") for failure in failures(read)]
     return _in_order(odd), count_series(read.rules)

@@ -1,4 +1,4 @@
-"""The verbs ``peek``, ``reset``, ``ban`` and ``pardon`` for one client's state, and ``bans``, which lists bans."""
+"""The verbs ``peek``, ``reset``, ``ban``, ``pardon`` and ``bans``."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
 @click.option("--log", "events", is_flag=True, help="Show the latest bans, pardons and resets instead, newest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def bans(*, events: bool, as_json: bool, **options: Any) -> None:
-    """List the bans set by this command: the client (masked), the remaining time, and the reason.
+    """List the bans set by commands and rules: the client (masked), the remaining time, and the reason.
 
     Doesn't list bans that a program sets with a Limiter.
 
@@ -207,7 +207,7 @@ def bans(*, events: bool, as_json: bool, **options: Any) -> None:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Client", "Ends in", "By", "Reason"), rows)
     else:
-        say("no client is banned by this command")
+        say("no ban by a command or a rule is in force")
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The verb ``doc``: prints the entry of a diagnostic code."""
+"""The verb ``doc``."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def _print(name: str, text: str) -> None:
     if not sys.stdout.isatty():
         say(*text.split("\n"))
         return
-    from rich.console import Console  # noqa: PLC0415 - importing rich takes a third of the start-up time
-    from rich.markdown import Markdown  # noqa: PLC0415
+    from rich.console import Console
+    from rich.markdown import Markdown
 
     Console().print(Markdown(text))
 

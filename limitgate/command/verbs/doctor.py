@@ -1,4 +1,4 @@
-"""The verb ``doctor``: versions, options, store, and their problems."""
+"""The verb ``doctor``."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _versions(report: _Report) -> dict[str, str]:
             report.add("versions", "error", f"{name} {there} is installed, expected {wanted}")
     if "hiredis" not in found:
         report.add(
-            "versions", "note", "hiredis is missing, which reads Redis' replies faster; pip install 'limitgate[hiredis]'"
+            "versions", "note", "hiredis is not installed, which parses Redis' replies faster; pip install 'limitgate[hiredis]'"
         )
     return found
 

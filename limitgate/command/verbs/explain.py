@@ -1,4 +1,4 @@
-"""The verb ``explain``: how the service would decide, and why."""
+"""The verb ``explain``."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _caller(described: Mapping[str, Any], asked: Service) -> Caller | None:
         return None
     known = asked.rules.callers.named(name)
     if known is None and asked.settings.identify is not None:
-        say("limitgate: identify may give this caller limits of its own, which --caller ID does not know", err=True)
+        say("limitgate: identify may give this caller its own limits, which --caller does not know", err=True)
     return known or Caller(name, tier or DEFAULT_TIER)
 
 

@@ -1,4 +1,4 @@
-"""The verb ``exporter``: the figures of all processes for Prometheus."""
+"""The verb ``exporter``."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from limitgate.internal_errors import logged_errors
 def verb(*, host: str, port: int, **options: Any) -> None:
     """Serve the figures of all processes to Prometheus at /metrics, from the snapshots in the store.
 
-    Counters are the sums of the processes' own. They keep what ended processes have counted, so that no restart makes them
-    fall, not even one of the exporter: it keeps its totals in the store. Needs the extra prometheus.
+    Counters are sums over all processes, including ended ones. The exporter keeps these totals in the store, so they never
+    fall. Needs the extra prometheus.
 
     For example: limitgate exporter --store redis://localhost --host 0.0.0.0
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 - an extra
+        from prometheus_client import CollectorRegistry, start_http_server
 
-        from limitgate.fleet.exporter import EVERY, FleetCollector  # noqa: PLC0415 - needs the extra
+        from limitgate.fleet.exporter import EVERY, FleetCollector
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     with on_store(options) as opened:
@@ -41,7 +41,7 @@ def verb(*, host: str, port: int, **options: Any) -> None:
         try:
             server, thread = start_http_server(port, host, registry)
         except OSError as error:
-            raise click.UsageError(f"{host}:{port} cannot be listened on: {error.strerror}, expected a free port") from error
+            raise click.UsageError(f"cannot listen on {host}:{port}: {error.strerror}, expected a free port") from error
         ended = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: ended.set())
         say(f"http://{host}:{server.server_port}/metrics has the figures of {opened.key_prefix}")

@@ -1,4 +1,4 @@
-"""The verb ``page``: the live page as a server."""
+"""The verb ``page``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _ENDS_WITHIN_S = 2
 def verb(
     *, rules: str | None, host: str, port: int, actions: bool, token: str | None, names: Any, timeout: float, **options: Any
 ) -> None:
-    """Serve a page that shows who is refused, by which rule, and whether all is well, for all processes of a service.
+    """Serve a page that shows which clients are refused, by which rules, and the health of all processes of a service.
 
-    Without --token, only browsers on this machine see the page. With it, a browser asks for it as the password; the user name
-    is up to the viewer, and the journal has it for changes. Put TLS before a page that others reach. Needs the extra page.
+    Without --token, only browsers on this machine can open the page. With --token, the browser asks for it as the password; the
+    journal records the user name, which you choose, with every change. Put TLS in front of the page. Needs the extra page.
 
     For example: limitgate page --store redis://localhost --rules config/
     """
@@ -54,7 +54,7 @@ def verb(
         raise click.UsageError("--token is empty, expected a password that is hard to guess")
     try:
         with extra("page", "uvicorn"):
-            import uvicorn  # noqa: PLC0415 - an extra
+            import uvicorn
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     rule_set = rules_of(rules) if rules else None
@@ -86,7 +86,7 @@ def _listen(host: str, port: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(found[4][:2], family=found[0])
     except OSError as error:
-        raise click.UsageError(f"{host}:{port} cannot be listened on: {error.strerror}, expected a free port") from error
+        raise click.UsageError(f"cannot listen on {host}:{port}: {error.strerror}, expected a free port") from error
 
 
 def _shown_host(host: str) -> str:
@@ -127,4 +127,4 @@ def _login(given: bytes) -> tuple[bytes, bytes]:
 
 def _named(request: Request) -> str:
     user = _login(request.headers.get("authorization", "").encode("latin-1", "replace"))[0]
-    return user.decode("utf-8", "replace") or "whoever has the token"
+    return user.decode("utf-8", "replace") or "a program with the token"

@@ -1,4 +1,4 @@
-"""The verb ``replay``: sends an access log through rules, on the log's clock."""
+"""The verb ``replay``."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def verb(  # noqa: PLR0917 - click passes them by name
 ) -> None:
     """Send an access log through rules, on the log's clock, and show what would have been refused.
 
-    LOG is a file in the common or combined format of Apache, nginx and gunicorn, with lines of uvicorn, or with one JSON
-    object per line (time, client, method, path, headers), optionally compressed by gzip; "-" is standard input. Prefixes of
-    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late. If times are whole seconds, the requests
+    LOG is a file, or "-" for standard input, optionally compressed by gzip: in the common or combined format of Apache, nginx
+    and gunicorn, with lines of uvicorn, or with one JSON object per line (time, client, method, path, headers). Prefixes of
+    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late. If the log has whole seconds, the requests
     of a second are simultaneous.
 
     For example: limitgate replay access.log --rules config/ --against new/ --suggest
@@ -120,8 +120,8 @@ def _progress(log: Log) -> Iterator[Progress | None]:
     if not (sys.stderr.isatty() and log.size):
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - needed on a terminal only
-    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TimeRemainingColumn  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress as Bar, TimeRemainingColumn
 
     with Bar(BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=log.size)
@@ -198,7 +198,7 @@ def _print_unread(figures: Figures) -> None:
     if unaddressed := figures.unaddressed:
         number = sum([figures.requests_by[each] for each in unaddressed])
         first = shortened(name_of(unaddressed[0]), _SHOWN)
-        say(f"{number:,} requests have another client than an address, for example {first!r}; each name counts as one client")
+        say(f"{number:,} requests have a client that is not an address, for example {first!r}; each name counts as one client")
     if figures.of_proxies:
         say(
             f"{figures.of_proxies:,} requests are logged under the address of a trusted proxy, so their clients count as one; "

@@ -1,4 +1,4 @@
-"""The verb ``routes``: lists routes with their limits, and rules that match no route."""
+"""The verb ``routes``."""
 
 from __future__ import annotations
 
@@ -120,16 +120,16 @@ def _below(template: str, route: Listed) -> Listed:
 
 
 def _django(settings: str | None) -> _Application:
-    """``settings`` is None if Django is configured."""
+    """Return the routes of Django. ``settings`` is None if Django is configured."""
     if settings is not None:
         look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings
     with failing(str(settings), "", "MODULE:APP, or the module of Django's settings"):
-        import django.conf  # noqa: PLC0415 - needed by Django projects only
+        import django.conf
 
         django.setup()  # runs the settings
-    from limitgate.django.middleware import options  # noqa: PLC0415 - needs the settings
-    from limitgate.routes.django import routes_of as routes_of_django  # noqa: PLC0415 - needs the settings
+    from limitgate.django.middleware import options
+    from limitgate.routes.django import routes_of as routes_of_django
 
     if not hasattr(django.conf.settings, "ROOT_URLCONF"):
         raise click.UsageError(f"{settings} has no ROOT_URLCONF, expected MODULE:APP, or the module of Django's settings")

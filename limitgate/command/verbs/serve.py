@@ -1,4 +1,4 @@
-"""The verb ``serve``: the gate for a proxy, on uvicorn."""
+"""The verb ``serve``."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def verb(  # noqa: PLR0917 - click passes them by name
 ) -> None:
     """Serve the rules to nginx, Caddy, Traefik, Envoy or HAProxy, which ask before they pass a request on.
 
-    docs/proxies.md has a configuration for each. Other options come from LIMITGATE_*. /healthz answers without the store, and
-    /metrics is for Prometheus, if prometheus-client is installed. SIGTERM finishes the requests under way.
+    docs/proxies.md has a configuration for each. Other options come from LIMITGATE_*. /healthz answers without the store.
+    /metrics is for Prometheus, if prometheus-client is installed. SIGTERM finishes the requests in flight.
 
     For example: limitgate serve --rules config/ --store redis://localhost:6379/0 --uds /run/limitgate/gate.sock
     """
     try:
         with extra("serve", "uvicorn"):
-            import uvicorn  # noqa: PLC0415 - an extra
-            from uvicorn.config import LOGGING_CONFIG  # noqa: PLC0415 - an extra
+            import uvicorn
+            from uvicorn.config import LOGGING_CONFIG
         if grpc is not None:
-            from limitgate.forward import rate_limit_service  # noqa: F401, PLC0415 - an extra
+            from limitgate.forward import rate_limit_service  # noqa: F401 - an extra
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}
@@ -114,7 +114,7 @@ def _trusted(host: str, uds: str | None) -> str:
 
 
 def _check() -> None:
-    """Report errors here: each worker would end with them and be restarted."""
+    """Report errors here. Otherwise each worker would fail and be restarted."""
     with logs_from(logging.CRITICAL):
         if not GateSettings().rules:
             raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
@@ -123,7 +123,7 @@ def _check() -> None:
 
 @contextmanager
 def _multiprocess_metrics(workers: int) -> Iterator[None]:
-    """Workers keep metrics in files, which any of them adds up."""
+    """Workers keep metrics in files, and any of them serves the sums."""
     is_needed = workers > 1 and not os.environ.get(_MULTIPROCESS)
     with TemporaryDirectory(prefix="limitgate-") if is_needed else nullcontext() as folder:
         if folder is not None:
@@ -133,7 +133,7 @@ def _multiprocess_metrics(workers: int) -> Iterator[None]:
 
 @contextmanager
 def _lines_at_once() -> Iterator[None]:
-    """Other verbs print log lines when they end."""
+    """Print log lines at once; other verbs print them at their end."""
     log = logging.getLogger("limitgate")
     kept, log.handlers[:] = log.handlers[:], []
     try:

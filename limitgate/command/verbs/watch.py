@@ -1,4 +1,4 @@
-"""The verbs ``status`` and ``top``: processes of a service, and its clients."""
+"""The verbs ``status`` and ``top``."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _is_live(*, once: bool, as_json: bool) -> bool:
 def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) -> None:
     """Show every live process of a service: its rules, its requests, its store and its last error.
 
-    On a terminal, the view is renewed every 2 seconds until q or Ctrl-C. Exit status 1: a process has other rules than most, or
-    no process is there.
+    On a terminal, the view is updated every 2 seconds until q or Ctrl-C. Exit status 1: a process has other rules than most, or
+    there is no process.
 
     For example: limitgate status --store redis://localhost
     """
@@ -82,10 +82,11 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
 @click.option("--once", is_flag=True, help="Print once, even on a terminal.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def top(*, once: bool, as_json: bool, **options: Any) -> None:
-    """Show who is refused most at present, under which rule and since when; then the rules, and who uses most.
+    """Show which clients are refused most now, by which rule and since when; then the rules, and which clients use most.
 
-    Counts are those of the last 5 to 10 minutes, over all processes. On a terminal, the view is renewed every 2 seconds. Press
-    the number of a client, then b to ban it, p to lift its ban, or r to reset its usage; each asks first. q ends.
+    Counts cover the last 5 to 10 minutes and all processes. On a terminal, the view is updated every 2 seconds. Press the
+    number of a client, then b to ban it, p to lift its ban, or r to reset its usage; q quits. Each action asks for
+    confirmation.
 
     For example: limitgate top --store redis://localhost
     """
@@ -184,7 +185,7 @@ def headline(figures: Figures) -> str:
         return str(figures["empty"])
     most = figures["headline"]
     if most is None:
-        return "nobody is being refused"
+        return "no client is being refused"
     rate = "" if most["per_second"] is None else f" {most['per_second']:,.1f} times/s"
     tier = "" if most["tier"] == "default" else f" of tier {most['tier']}"
     return (
@@ -270,8 +271,8 @@ def _left(retry_after: float | None) -> str:
 
 
 def _table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> RenderableType:
-    from rich.table import Table  # noqa: PLC0415 - importing rich takes a third of the start-up time
-    from rich.text import Text  # noqa: PLC0415
+    from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
@@ -282,7 +283,7 @@ def _table(title: str | None, heads: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def _status_view(figures: Figures, height: int) -> list[RenderableType]:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     if figures["empty"]:
         return [Text(printable(figures["empty"]))]
@@ -294,7 +295,7 @@ def _status_view(figures: Figures, height: int) -> list[RenderableType]:
 
 
 def _top_view(figures: Figures, height: int) -> list[RenderableType]:
-    from rich.text import Text  # noqa: PLC0415 - as above
+    from rich.text import Text
 
     style = "bold red" if figures["headline"] else "bold"
     view: list[RenderableType] = [Text(printable(headline(figures)), style=style)]
@@ -326,8 +327,8 @@ class _Screen:
         self._said = ""
 
     def run(self) -> None:
-        from rich.console import Console, Group  # noqa: PLC0415 - as above
-        from rich.live import Live  # noqa: PLC0415
+        from rich.console import Console, Group
+        from rich.live import Live
 
         console = Console()
         while True:
@@ -338,7 +339,7 @@ class _Screen:
             self._change(key)
 
     def _look(self, show: Callable[[list[RenderableType]], None], console: Console) -> str:
-        from rich.text import Text  # noqa: PLC0415 - as above
+        from rich.text import Text
 
         while True:
             # A store that fails is shown, with the figures before.
@@ -413,8 +414,8 @@ def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
 def _keys() -> Iterator[None]:
     """Read single keys without echo, if the terminal can."""
     try:
-        import termios  # noqa: PLC0415 - not on Windows
-        import tty  # noqa: PLC0415
+        import termios
+        import tty
 
         number = sys.stdin.fileno()
         before = termios.tcgetattr(number)

@@ -96,7 +96,7 @@ class WatchedRules(WatchedFiles):
         super().__init__(lambda: files_at(self._path), known, clock)
 
     def load(self) -> RuleSet | None:
-        """None if changed since the poll. Raises `ConfigError`."""
+        """Return None if the rules changed since the poll. Raises `ConfigError`."""
         try:
             rules = load_rules(self._path)
         except ConfigError:
@@ -170,7 +170,7 @@ class Reloader:
     def _no_full_collection(self) -> Iterator[None]:
         """Avoid a full garbage collection, which pauses all threads.
 
-        Unfreezing moves objects to the oldest generation. What the application froze must stay frozen.
+        Unfreezing moves objects to the oldest generation. Objects that the application froze must stay frozen.
         """
         full_collections = gc.get_stats()[-1]["collections"]
         self._spared = self._spared + 1 if full_collections == self._full_collections else 1
@@ -218,7 +218,7 @@ class Reloader:
 
     def _check_some(self, before: RuleSet, rules: RuleSet) -> None:
         if any(before.tiers.values()) and not any(rules.tiers.values()):
-            raise ConfigError(f"{self._source.name}: no rule at all, expected some, or a restart to limit nothing")
+            raise ConfigError(f"{self._source.name}: no rules, expected some; to limit nothing, restart without rules")
 
 
 def _age(phase: str, _: object) -> None:

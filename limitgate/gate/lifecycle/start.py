@@ -41,14 +41,14 @@ ANSWER_TIMEOUT = 5.0
 def announce(settings: Settings, rules: RuleSet | None) -> None:
     """Log the configuration without secrets; None means disabled."""
     if rules is None:
-        log.info("LimitGate %s is switched off", installed_version())
+        log.info("LimitGate %s is disabled", installed_version())
     else:
         log.info(
             "LimitGate %s: %s from %s%s; store %s; on_error %s; trusted proxies %s%s",
             installed_version(),
             _counted(rules),
             rules.source or (settings.rules if isinstance(settings.rules, str | Path) else "Python"),
-            f", looked at every {settings.reload:g} s" if settings.reload else "",
+            f", polled every {settings.reload:g} s" if settings.reload else "",
             shown(settings.store),
             settings.on_error,
             listed(settings.trusted_proxies) or "none",
@@ -99,7 +99,7 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
 
 
 def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
-    """None without observers or a fleet."""
+    """Return None without observers or a fleet."""
     if settings.fleet:
         return Counts(Tally(), defers=not is_observed)
     return Counts() if is_observed else None
@@ -117,7 +117,6 @@ def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
 
 
 def begin_to_publish(gate: Gate) -> None:
-    """Start to write snapshots in a fleet."""
     counts = gate.rules.counts
     if counts is not None and counts.publisher is not None:
         counts.publisher.start()
@@ -183,7 +182,7 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """Make a plan that also tests whether the store accepts writes."""
+    """Return a plan that also tests whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 

@@ -44,8 +44,8 @@ class AdaptiveLimits:
         # `keep` reconfigures rules of a set.
         if kind == "limit" and places.terms != terms:
             raise ConfigError(
-                f"limit {rule.name!r} is there with another adaptive, max_delay or reserve,"
-                " expected the same on each @limit of that name, or another name"
+                f"limit {rule.name!r} already has another adaptive, max_delay or reserve, expected the same on each "
+                "@limit of that name, or another name"
             )
         return places
 
@@ -138,7 +138,7 @@ class CompiledRule:
         self.has_slots: bool = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
-        """A bucket's owner, such as ``ip=20….7``; empty if global."""
+        """Return a bucket's owner, such as ``ip=20….7``; empty if global."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
@@ -148,7 +148,6 @@ class CompiledRule:
 
     @property
     def tally_that_defers(self) -> Tally | None:
-        """None if metrics are counted at once."""
         return None if self.counts is None or not self.counts.defers else self.counts.tally
 
     def name_of(self, admission: Any) -> str:
@@ -159,7 +158,7 @@ class CompiledRule:
         return self.named(planner.subject(admission.request, admission.identified), names)
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
-        """With limits from run time. Raises `ConfigError`."""
+        """Return this rule with limits from run time. Raises `ConfigError`."""
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
@@ -202,7 +201,7 @@ class CompiledRule:
 
     @property
     def cost(self) -> int | tuple[int, ...] | None:
-        """None if it depends on the request."""
+        """The cost; None if it depends on the request."""
         return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:
@@ -252,7 +251,7 @@ def count_key(key: str) -> str:
     tag, closing, _ = rest.partition("}")
     if "}" in before or (brace and not (tag and closing)):
         expected = "expected a key_prefix such as '{shop}', or one without braces"
-        raise ConfigError(f"key {key!r:.80} has a brace that is of no hash tag, {expected}")
+        raise ConfigError(f"key {key!r:.80} has a brace outside a hash tag, {expected}")
     return f"{key}:refusals" if brace else f"{key}:refusals:{{{key}}}"
 
 

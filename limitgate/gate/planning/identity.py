@@ -107,7 +107,6 @@ class Identities:
         return bool(self._callers)
 
     def address(self, request: Request) -> str | None:
-        """Address or network; None without a peer."""
         client = request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
 
@@ -176,8 +175,7 @@ ID_FIELDS = ("identity", "id", "pk", "get_id", "user_id", "sub", "username", "di
 EXPECTED_USER = "text, a number, a UUID, or an object with identity, id, pk or username, or a tuple or mapping of these"
 
 
-class NoIdError(TypeError):
-    """A user has no id."""
+class NoIdError(TypeError): ...
 
 
 def user_id(user: Any) -> str | None:
@@ -229,7 +227,7 @@ def _plain(text: str) -> str | None:
 
 
 def _joined(users: tuple[Any, ...]) -> str | None:
-    """Strangers may share the other elements."""
+    """Other users may share the other elements."""
     texts = [user_id(each) for each in users]
     if None in texts:
         raise NoIdError(f"a tuple with an empty element, expected {EXPECTED_USER}")

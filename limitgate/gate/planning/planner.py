@@ -141,7 +141,7 @@ class Planner:
         return self._routes
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """None if limits have to be awaited. Errors of callables propagate."""
+        """Return None if limits have to be awaited. Errors of callables propagate."""
         found = self.prepared(request, identified, enter_freely)
         return None if found is None else found[0].bound(found[1], request.caller)
 
@@ -150,7 +150,7 @@ class Planner:
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Return a request's prepared plan, and its keys.
 
-        ``entering`` takes permits before any key. None without permits, or if limits have to be awaited.
+        ``entering`` takes permits before any key is computed. Return None without permits, or if limits have to be awaited.
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
@@ -286,9 +286,9 @@ class Planner:
         compiled_rule = of_tier.get(name)
         if compiled_rule is None:
             known = listed(sorted({*of_tier, *[each for each in own if each is not None]}))
-            raise ConfigError(f"there is no rule {name!r:.80} for this caller, expected some of {known or 'none'}")
+            raise ConfigError(f"there is no rule {name!r:.80} for this caller, expected one of {known or 'none'}")
         if path is None and compiled_rule.rule.key_asks("path") and not isinstance(self._routes, NoRoutes):
-            raise ConfigError(f"rule {name!r} counts by path, expected path= as a route's template, such as '/items/{{id}}'")
+            raise ConfigError(f"rule {name!r} counts by path, expected path= with a route's template, such as '/items/{{id}}'")
         return compiled_rule
 
     def keep_adaptive_limits(self) -> None:

@@ -124,7 +124,6 @@ class RequestPlan(NamedTuple):
         return any(each.rule.ban is not None for each in self.compiled_rules)
 
     def row(self, charge: Charge) -> RuleSeries | None:
-        """None without observers."""
         charges = self.plan.charges if self.plan else ()
         rows = (each.row for known, each in zip(charges, self.compiled_rules) if known.rule == charge.rule)
         return next(rows, None)
@@ -171,7 +170,7 @@ def costs_by(
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """For requests of about the same duration."""
+    """A match for requests of about the same duration."""
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
@@ -266,7 +265,7 @@ class PreparedPlan:
         return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """None if limits have to be awaited."""
+        """Return None if limits have to be awaited."""
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
@@ -293,7 +292,7 @@ class PreparedPlan:
         return known
 
     def costing(self, cost: int) -> PreparedPlan:
-        """With another cost for every limit. Not plain, because such costs seldom recur."""
+        """Return this plan with another cost for every limit. It isn't plain, because such costs seldom recur."""
         known = copy(self)
         known.costs = tuple([(cost,) * len(each) if isinstance(each, tuple) else cost for each in self.costs])
         known.template = known.counter = known.suffixes = None
@@ -308,7 +307,6 @@ class PreparedPlan:
         return keys
 
     def spread(self, keys: Iterable[str]) -> Sequence[str]:
-        """Keys of all buckets."""
         return [key + suffix for key, suffixes in zip(keys, self.suffixes or ()) for suffix in suffixes]
 
     def field_writer(self, styles: tuple[Style, ...], rules: frozenset[str]) -> Writer:
@@ -425,8 +423,7 @@ class AppliedLimits(NamedTuple):
     """True if invalid limits may be logged again."""
 
 
-class _FaultyLimitsError(Exception):
-    """Says what is invalid."""
+class _FaultyLimitsError(Exception): ...
 
 
 class GivenLimits:
@@ -487,7 +484,7 @@ class GivenLimits:
             name = compiled_rule.rule.name
             reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
             if not compiled_rule.rule.every_limit:
-                raise ConfigError(f"rule {name!r}: the limits given at run time cannot be read: {reason}") from error
+                raise ConfigError(f"rule {name!r}: invalid limits at run time: {reason}") from error
             raise _FaultyLimitsError(reason[:_TOLD]) from error
 
     def _report(self, rule: str, reason: str, request: Request) -> bool:
@@ -557,7 +554,7 @@ class GivenPlans:
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
-        """For callers without own limits, or this object if callables decide."""
+        """Return the plan for callers without own limits, or this object if callables decide."""
         if self._callables:
             return self
         prepared = self._prepared(self._compiled_rules)
@@ -565,7 +562,7 @@ class GivenPlans:
         return prepared
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """None if limits have to be awaited."""
+        """Return None if limits have to be awaited."""
         given = request.given_limits
         if given is None:
             given = request.given_limits = {}

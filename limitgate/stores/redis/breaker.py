@@ -83,7 +83,6 @@ class Breaker:
             raise StoreError(f"no calls are sent to {self._server} until it answers a probe: {message}", fault)
 
     def succeeded(self) -> None:
-        """Closes the breaker."""
         if self.in_trouble:
             with self._tally.lock:
                 self.in_trouble, self._in_a_row, recovered = False, 0, not self.is_closed
@@ -135,7 +134,6 @@ class Breaker:
         return due_at - now
 
     def begin_probe(self, now: float) -> Plan | None:
-        """None if none is needed."""
         with self._tally.lock:
             if self.is_closed or self._is_retired:
                 return None

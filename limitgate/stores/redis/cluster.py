@@ -198,7 +198,6 @@ class SlotMap(Generic[N]):
 
 
 def unreachable(nodes: SlotMap[Any], parts: Sequence[Part], clock: Callable[[], float]) -> StoreError | None:
-    """For a plan that needs the node."""
     failures = []
     for part in parts:
         try:

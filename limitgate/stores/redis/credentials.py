@@ -70,7 +70,9 @@ class Credentials:
         if not callable(give):
             raise ConfigError(f"credentials: an object of {type(give).__qualname__}, expected a callable that returns {_LOGIN}")
         if not accepts(give, 0):
-            raise ConfigError(f"credentials: a callable with required arguments, expected one without that returns {_LOGIN}")
+            raise ConfigError(
+                f"credentials: a callable with required arguments, expected one without arguments that returns {_LOGIN}"
+            )
         if is_async(give) and not may_await:
             raise ConfigError("credentials: an async callable, expected a plain one, or an AsyncRedisStore")
         self._give = give

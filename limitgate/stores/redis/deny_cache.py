@@ -160,7 +160,7 @@ MAX_BANS = 10_000
 
 
 class KnownBans:
-    """By bucket key. Times are monotonic seconds."""
+    """Bans by bucket key. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.ends: dict[str, tuple[float, int]] = {}

@@ -89,8 +89,7 @@ _OBJECTS = frozenset(
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
-class NoMasterError(RedisConnectionError):
-    """No Sentinel names the master."""
+class NoMasterError(RedisConnectionError): ...
 
 
 class Dialer:
@@ -337,7 +336,7 @@ def _check_not_frozen() -> None:
 
 
 class _Packer:
-    """In place of hiredis, see `wire.arguments`."""
+    """Packs commands in place of hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:
@@ -468,7 +467,7 @@ class Resolver:
         self._waiting: dict[str, list[asyncio.Future[Addresses]]] = {}
 
     async def addresses(self, host: str) -> Addresses:
-        """At least one, in order. Raises `OSError`."""
+        """Return at least one address, in order. Raises `OSError`."""
         try:
             ip_address(host)
         except ValueError:

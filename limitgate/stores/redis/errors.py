@@ -52,7 +52,7 @@ class Hindrance(NamedTuple):
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
-_NO_LOGIN = "it wants a password but got none: use redis://user:password@host, or :password@, or credentials="
+_NO_LOGIN = "it requires a password but got none: use redis://user:password@host, or :password@, or credentials="
 _REPLICA = "it is a replica: name its master in the URL, or use redis+sentinel://"
 _CLUSTER = "it is a cluster node: use redis+cluster:// instead of redis://"
 _HINDRANCES = (
@@ -115,7 +115,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """Except in known texts, which may contain the password as a word."""
+    """Mask secrets, except in known texts, which may contain the password as a word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []
@@ -124,7 +124,7 @@ def _masked(text: str, user: str | None, password: str | None) -> str:
 
 
 def hindrance_of(error: BaseException) -> Hindrance | None:
-    """None if retrying may help."""
+    """Return None if retrying may help."""
     if isinstance(error, CredentialsError):
         return Hindrance(Diagnosis.CREDENTIALS, str(error))
     of_server = isinstance(error, RedisError) and (_hindrance_by_class(error) or _hindrance_by_text(error, str(error)))
@@ -216,7 +216,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unsendable(error: Exception) -> StoreError:
-    """Convert one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
 

@@ -65,7 +65,6 @@ class Report(NamedTuple):
 
 
 def read_report(reply: object) -> Report | None:
-    """None for another reply."""
     if isinstance(reply, NoPermissionError):
         return Report(["+eval"], "", None)
     match reply:
@@ -94,8 +93,6 @@ def _data(said: dict[str, str]) -> Data | None:
 
 
 class Inspection:
-    """Logs each server problem once."""
-
     replacements: int = 0
     """Connections to a server that may have lost data."""
 
@@ -126,7 +123,7 @@ class Inspection:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Except of a former master: the next connection finds the new one."""
+        """Log why retrying can't help, except after a former master: the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return

@@ -49,7 +49,7 @@ class _Held:
             self.as_of = now
 
     def view(self) -> list[int]:
-        """As if other clients had used all else."""
+        """Return the state as if other clients had used everything else."""
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
@@ -72,7 +72,6 @@ class Leases:
         return len(self._held)
 
     def answer(self, plan: AnyPlan, at: float) -> Reading | None:
-        """None if leases don't suffice."""
         counted = [charge for charge in plan.charges if charge.bucket.algorithm.IS_LIMIT]
         if plan.verb != "spend" or not counted or not all(charge.bucket.lease for charge in counted):
             # On a cluster a part may consist of a ban only.

@@ -52,7 +52,6 @@ def script_of(shape: ScriptVariant) -> Script:
 
 @cache
 def words_of(shape: ScriptVariant, in_full: bool) -> tuple[str, str]:  # noqa: FBT001 - same signature as `Script.words`
-    """`Script.words`, cached."""
     return script_of(shape).words(in_full)
 
 

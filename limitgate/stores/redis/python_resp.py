@@ -115,7 +115,6 @@ class Reader:
         raise ProtocolError("invalid RESP reply")
 
     def _line(self) -> bytes | None:
-        """None if incomplete."""
         start = self._at
         end = self._data.find(b"\r\n", max(start, self._searched))
         if end < 0:
@@ -127,7 +126,6 @@ class Reader:
         return bytes(self._data[start:end])
 
     def _string(self, size: int) -> bytes | None:
-        """None if incomplete."""
         start, end = self._at, self._at + size
         if len(self._data) < end + 2:
             return None

@@ -21,7 +21,7 @@ _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """For connections after ``made``. Certificates must match host names; redis-py checks only since 6.0."""
+    """Return the options of connections after ``made``. Certificates must match host names; redis-py checks only since 6.0."""
     shared = dict(options)
     # Since redis-py 7.2; otherwise each connection reads a version from disk.
     if hasattr(made, "driver_info"):
@@ -63,19 +63,17 @@ def take_writer(connection: Any) -> asyncio.StreamWriter:
 
 
 def close(connection: Any) -> None:
-    """Close without waiting."""
     if connection._writer is not None:  # noqa: SLF001
         take_writer(connection).close()
 
 
 def set_login(connection: Any, login: Login) -> None:
-    """Also remembers its validity."""
     connection.username, connection.password = login.user, login.password
     connection.limitgate_login = login
 
 
 def renewable_login(connection: Any) -> Login | None:
-    """None if the login does not expire."""
+    """Return None if the login does not expire."""
     login: Login | None = getattr(connection, "limitgate_login", None)
     return login if login is not None and login.renew_at < math.inf else None
 
@@ -94,7 +92,6 @@ def reset_on_close(connected: Any) -> None:
 
 
 def has_data(connected: Any) -> bool:
-    """True if a socket has data or has ended."""
     with selectors.DefaultSelector() as selector, suppress(OSError, ValueError):
         selector.register(connected, selectors.EVENT_READ)
         return bool(selector.select(0))

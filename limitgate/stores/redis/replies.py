@@ -35,8 +35,6 @@ DRIFT = 0.001
 
 
 class ServerClock:
-    """Of a server's clock."""
-
     __slots__ = ("_latest", "name")
 
     def __init__(self, name: str) -> None:
@@ -134,12 +132,12 @@ class RedisStoreBase:
         self._tally = Tally()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
-        """None to ask Redis."""
+        """Return a local answer; None to ask Redis."""
         reading = self.leases.answer(plan, self._clock()) if self.leases else None
         return self.refused(plan) if reading is None else reading
 
     def refused(self, plan: AnyPlan) -> Reading | None:
-        """None to ask Redis."""
+        """Return a remembered refusal; None to ask Redis."""
         return self.deny_cache.answer(plan, self._clock()) if self.deny_cache else None
 
     def outgoing(self, call: wire.Call) -> None:
@@ -241,17 +239,16 @@ class RedisStoreBase:
         self.clock_leaps += 1
         self._leapt.log(clock.name, leap)
 
-    def end_leases_in_time(self) -> None:
-        """Schedule the return of leases."""
+    def end_leases_in_time(self) -> None: ...
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """From buckets read after ``since``, for plans refused by another node."""
+        """Remember refusals from buckets read after ``since``, for plans refused by another node."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Without a waiting caller it is a timeout."""
+        """Count a call; without a waiting caller it is a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
@@ -317,7 +314,6 @@ class Server:
 
     @property
     def probe_timeout(self) -> float:
-        """At most the timeout of requests."""
         return min(PROBE_TIMEOUT, self._replies.listen_deadline)
 
     def judge(self, session: Session[Any], event: Answered[Any] | Redirected[Any]) -> Answer:

@@ -115,7 +115,6 @@ def _clock_difference(connection: Any) -> float | None:
 
 
 def _answer(connection: Any, *command: str) -> Any:
-    """None if not permitted."""
     with suppress(ResponseError):
         connection.send_command(*command)
         answer = connection.read_response()

@@ -3,11 +3,10 @@
 * Replies arrive in call order. Of two replies with ASKING, the second counts. Push messages are ignored.
 * After NOSCRIPT a call is resent with the script's text, after the calls in flight.
 * Invalid RESP and unexpected bytes end the connection.
-* A call on a lost connection is resent once on another one if nothing has arrived since. At worst it is charged twice, which
-  only
-  admits too little. So refunds are never resent.
-* Networks drop idle connections silently. If one is silent beyond `silence_allowed`, a second one is opened, which takes over
-  the calls if it opens first. A refund on an idle connection first waits for an empty call's answer.
+* If nothing has arrived since a call was sent, and its connection is lost, it is resent once on another one. At worst it is
+  charged twice, which only admits too little. Refunds are never resent.
+* Networks drop idle connections silently. If one is silent beyond `silence_allowed`, a second one is opened, and takes over the
+  calls if it opens first. A refund on an idle connection first waits for an empty call's answer.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NO_REPLY = object()
 
 
 class Answered(NamedTuple, Generic[Call]):
-    """Perhaps with an error."""
+    """A call was answered, perhaps with an error."""
 
     call: Call
     reply: object
@@ -187,13 +186,11 @@ class Session(Generic[Call]):
         return self._end is None and not self._is_retired
 
     def is_quiet(self) -> bool:
-        """True if nothing is in flight or unparsed."""
         if self.has_more and self.next_event() is not NEED_DATA:
             return False
         return self._end is None and not (self._is_retired or self.flying or self.has_more)
 
     def may_repeat(self, call: Call) -> bool:
-        """True if another connection may repeat the call."""
         return self._is_unheard and not call.is_repeated
 
 

@@ -64,7 +64,7 @@ class StoreUrl(NamedTuple):
 
 
 def parse_address(host: Any, port: Any) -> Address:
-    """In a server's reply. Raises `TypeError` or `ValueError`."""
+    """Parse the address in a server's reply. Raises `TypeError` or `ValueError`."""
     address = host.decode() if isinstance(host, bytes) else host, int(port)
     if not (isinstance(address[0], str) and 0 < address[1] < 65536):
         raise ValueError(f"{address!r:.80} is not a host with a port")
@@ -225,10 +225,8 @@ def format_address(address: Address) -> str:
 
 
 def server_name(address: Address | None) -> str:
-    """Name a server in log lines."""
     return "Redis" if address is None else f"the Redis node {format_address(address)}"
 
 
 def sentinel_name(address: Address) -> str:
-    """Name a server in log lines."""
     return f"the Sentinel at {format_address(address)}"

@@ -381,7 +381,7 @@ def test_an_id_as_it_was_copied(around: str, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_an_id_of_another_length(length: int) -> None:
-    assert "is no id of a refusal, expected 32 letters" in run("--id", "a" * length, "--rules", CONFIG, status=2).stderr
+    assert "is not the id of a refusal, expected 32 letters" in run("--id", "a" * length, "--rules", CONFIG, status=2).stderr
 
 
 def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
         (["GET", "/", "--rules", CONFIG, "-H", "nonsense"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X Tenant: a"], 2, "expected 'Name: value'"),
         (["GET", "/", "--rules", CONFIG, "-H", "X-Tenant: a\nX-Other: b"], 2, "expected 'Name: value'"),
-        (["GET", "/", "--rules", CONFIG, "--body", "{"], 2, "--body is no JSON"),
+        (["GET", "/", "--rules", CONFIG, "--body", "{"], 2, "--body is not JSON"),
         (["GET", "/", "--rules", CONFIG, "--app", "nonsense"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "no.such:app"], 2, "expected MODULE:APP"),
         (["GET", "/", "--rules", CONFIG, "--app", "json:nope"], 2, "expected MODULE:APP"),
@@ -419,12 +419,12 @@ def test_an_id_by_any_key_of_the_store(redis_server: RedisServer, client: redis.
         (["--rules", CONFIG], 2, "expected METHOD and PATH of a request, or --id"),
         (["GET", "--rules", CONFIG], 2, "expected METHOD and PATH of a request, or --id"),
         (["GET", "/", "--id", "x", "--rules", CONFIG], 2, "not both"),
-        (["--id", "x", "--rules", CONFIG], 2, "is no id of a refusal"),
+        (["--id", "x", "--rules", CONFIG], 2, "is not the id of a refusal"),
         (["--id", "a" * 32, "--rules", CONFIG, "--store", "ftp://h"], 2, "ftp"),
         (["--id", "a" * 32, "--rules", "missing"], 1, "missing"),
         (["--id", "a" * 32, "--rules", CONFIG], 2, "expected --store with their key, or LIMITGATE_SECRET"),
         (["--id", "a" * 32, "--rules", CONFIG, "--store", "memory://"], 1, "the store has no key of ids"),
-        (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 2, "no address or CIDR"),
+        (["GET", "/", "--rules", CONFIG, "--trusted-proxy", "nowhere"], 2, "is not an address or CIDR"),
         (["GET", "/", "--rules", CONFIG, "--timeout", "0"], 2, "0<x<=60"),
         (["", "/", "--rules", CONFIG], 2, "'' is not a method, expected one such as GET"),
         (["GE T", "/", "--rules", CONFIG], 2, "'GE T' is not a method"),
@@ -557,4 +557,4 @@ def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:
     """Not a header that is missing."""
     text = run("GET", "/", "--rules", CONFIG, "--ip", "127.0.0.1", "--trusted-proxy", "loopback").stdout
     assert "unix socket" not in text
-    assert "no address in x-forwarded-for, so the one before is the client" in text
+    assert "no address in x-forwarded-for, so the one before it is the client" in text

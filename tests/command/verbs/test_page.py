@@ -68,7 +68,7 @@ def test_the_token_is_the_password(own_redis: RedisServer, tmp_path: Path) -> No
         (("--store", "redis://h", "--host", "0.0.0.0"), "can be reached by other machines, expected --token"),
         (("--store", "redis://h", "--host", "::"), "can be reached by other machines, expected --token"),
         (("--store", "redis://h", "--token", ""), "--token is empty"),
-        (("--store", "redis://h", "--host", "no.such.host.invalid", "--token", "x"), "cannot be listened on"),
+        (("--store", "redis://h", "--host", "no.such.host.invalid", "--token", "x"), "cannot listen on"),
     ],
 )
 def test_what_it_refuses(words: tuple[str, ...], said: str) -> None:
@@ -82,7 +82,7 @@ def test_a_port_in_use_is_told(own_redis: RedisServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         words = ["--store", own_redis.url, "--port", str(other.getsockname()[1])]
         result = CliRunner().invoke(limitgate, ["page", *words])
-    assert (result.exit_code, "cannot be listened on" in result.stderr) == (2, True)
+    assert (result.exit_code, "cannot listen on" in result.stderr) == (2, True)
 
 
 def test_ctrl_c_ends_it(own_redis: RedisServer) -> None:

@@ -127,10 +127,10 @@ def test_clients_without_an_address_are_said(rules: str, tmp_path: Path) -> None
     clients = ["web.internal", "unix:", "web.internal", "203.0.113.7", "2001:db8::1", "[2001:db8::1]:443"]
     (tmp_path / "log").write_text("".join(LINE.format(client=client, second=1) for client in clients))
     text = run(str(tmp_path / "log"), "--rules", rules)
-    assert "3 requests have another client than an address, for example 'web.internal'; each name counts as one client" in text
+    assert "3 requests have a client that is not an address, for example 'web.internal'; each name counts as one client" in text
     assert json.loads(run(str(tmp_path / "log"), "--rules", rules, "--json"))["unaddressed"] == 3
     (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", second=1))
-    assert "another client than an address" not in run(str(tmp_path / "log"), "--rules", rules)
+    assert "a client that is not an address" not in run(str(tmp_path / "log"), "--rules", rules)
 
 
 def test_what_is_not_read_is_said(rules: str, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_the_first_line_of_top_says_who(fleet: Fleet) -> None:
     assert shown.index("Rules") < shown.index("Refused most") < shown.index("Used most")
     assert json.loads(fleet.run("top", "--json").stdout)["headline"]["who"] == "ip=1"
     fleet.write(snapshot(1, rules=[rule()]))
-    assert fleet.run("top", "--once").stdout.startswith("nobody is being refused\n")
+    assert fleet.run("top", "--once").stdout.startswith("no client is being refused\n")
 
 
 def test_counts_are_shown_with_their_error(fleet: Fleet) -> None:
@@ -189,7 +189,7 @@ def test_keys_change_a_client_after_a_question(fleet: Fleet) -> None:
 
 def test_the_headline_without_a_rate_or_refusals() -> None:
     assert headline({"empty": "why", "headline": None}) == "why"
-    assert headline({"empty": None, "headline": None}) == "nobody is being refused"
+    assert headline({"empty": None, "headline": None}) == "no client is being refused"
 
 
 class Terminal:

@@ -211,7 +211,7 @@ def test_seconds_that_make_no_sense_are_a_mistake(seconds: Any, config: Path) ->
 def test_the_first_line_says_so(config: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Who reads the log finds out whether an edit will be seen."""
     LimitGateWSGI(None, rules=config, reload=1.5)
-    assert f"from {config}, looked at every 1.5 s; store" in caplog.text
+    assert f"from {config}, polled every 1.5 s; store" in caplog.text
 
 
 # --- what cannot be used ----------------------------------------------------------------------------------------------
@@ -221,8 +221,8 @@ MISTAKES = {
     "a limit that is none": ("rules:\n- {name: a,\n   limits: [often]}", "default.yaml:3: rules[0].limits[0]: "),
     "no YAML": ("rules: [", "default.yaml:1: expected YAML"),
     "empty": ("", "default.yaml:1: empty, expected tier, callers and rules"),
-    "no rules": ("tier: default", "no rule at all, expected some"),
-    "no rule": ("rules: []", "no rule at all, expected some"),
+    "no rules": ("tier: default", "no rules, expected some"),
+    "no rule": ("rules: []", "no rules, expected some"),
     "another tier's rules": ("rules:\n- {name: a, limits: [1/s], tier: gold}", "default.yaml:2: rules[0].tier: "),
     "half a file": ("rules:\n- {name: a, limits: [1/s]}\n- {na", "default.yaml:3: expected YAML"),
     "bytes": ("\0\1\2", "default.yaml"),

@@ -100,7 +100,7 @@ def test_the_line_names_files_and_other_stores(tmp_path: Path, caplog: pytest.Lo
 def test_the_line_says_that_it_is_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     """Whoever wonders why nothing is limited reads it."""
     LimitGateWSGI(app, enabled=False)
-    assert lines(caplog) == [f"LimitGate {version('limitgate')} is switched off"]
+    assert lines(caplog) == [f"LimitGate {version('limitgate')} is disabled"]
 
 
 @pytest.mark.parametrize("store", ["redis://u:s3cret@h1", "unix://:s3cret@/a.sock?db=2", "redis+cluster://u:s3cret@h1:1,h2:2"])

@@ -141,7 +141,7 @@ def test_a_change_is_seen_once_it_stands_still(folder: Path, change: Callable[[P
 
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync here")
 @pytest.mark.parametrize("option", ["--archive", "--inplace", "--checksum"])
-def test_rsync_is_seen(folder: Path, option: str) -> None:
+def test_watched_file_replaced_by_rsync_is_detected(folder: Path, option: str) -> None:
     """Whether it renames or writes in place, and whatever times it sets."""
     files, source = watched(folder), folder.with_name("source")
     source.mkdir()
@@ -150,7 +150,7 @@ def test_rsync_is_seen(folder: Path, option: str) -> None:
     assert [files.has_changed() for _ in range(3)] == [False, True, False]
 
 
-def test_git_is_seen(folder: Path) -> None:
+def test_watched_file_changed_by_git_is_detected(folder: Path) -> None:
     """A checkout that changes one file and brings another."""
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
     run("git", "init", ".", cwd=folder)
@@ -227,7 +227,7 @@ def test_files_that_come_go_and_are_renamed_are_seen(folder: Path) -> None:
     assert limits(files) == {"default": ["5/second"]}
 
 
-def test_what_is_no_rule_file_is_not_looked_at(folder: Path) -> None:
+def test_watched_folder_ignores_other_files(folder: Path) -> None:
     """Backups of editors, notes, folders."""
     files = watched(folder)
     (folder / "default.yaml~").write_text(NEW)
@@ -247,7 +247,7 @@ def test_the_same_content_is_no_change(folder: Path) -> None:
         assert not any(files.has_changed() for _ in range(3))
 
 
-def test_a_file_that_is_being_written_is_not_believed(folder: Path) -> None:
+def test_watched_file_being_written_is_not_loaded(folder: Path) -> None:
     """First it is empty, then there is half of it: neither stands still from one look to the next."""
     files, file = watched(folder), folder / "default.yaml"
     seen = []
@@ -270,7 +270,7 @@ def test_files_that_change_one_after_the_other_change_together(folder: Path) -> 
     assert limits(files) == {"default": ["6/second"], "vip": ["60/second"]}
 
 
-def test_a_change_that_is_taken_back_is_none(folder: Path) -> None:
+def test_watched_file_changed_and_restored_is_no_change(folder: Path) -> None:
     """Even if a look has seen it."""
     files = watched(folder)
     in_place(folder)
@@ -279,7 +279,7 @@ def test_a_change_that_is_taken_back_is_none(folder: Path) -> None:
     assert not any(files.has_changed() for _ in range(3))
 
 
-def test_what_is_missing_is_a_change_and_a_mistake(folder: Path) -> None:
+def test_watched_file_deleted_is_a_change_and_an_error(folder: Path) -> None:
     """A folder without rule files, none at all, and a link that leads nowhere."""
     files, file = watched(folder), folder / "default.yaml"
     file.unlink()
@@ -364,7 +364,7 @@ def test_any_content_is_new_where_none_is_known(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2))))
-def test_what_is_believed_was_seen_twice_in_a_row_and_is_new_property(looks: list[tuple[int, int]]) -> None:
+def test_watched_content_is_loaded_after_two_equal_polls_property(looks: list[tuple[int, int]]) -> None:
     """By a model: a reading equal to the one before it, of a content other than the one believed last."""
     judge, known, last = WatchedFiles(list, b"0"), b"0", None
     for at, (stamp, content) in enumerate(looks):

@@ -95,7 +95,7 @@ def told(rules: RuleSet) -> dict[str, Any]:
 
 
 @given(drawn)
-def test_nothing_is_overlooked_property(drawn_rules: list[Any]) -> None:
+def test_coverage_index_finds_every_covering_rule_property(drawn_rules: list[Any]) -> None:
     """By paths, methods, clients, exclusions, keys and limits: as if each rule was compared with each other one."""
     rules = rule_set(drawn_rules)
     if rules is None:

@@ -80,7 +80,7 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
         ("{name: a, qps: 5, reserve: 20%}", "rules[0].reserve", r"the reserve is never used"),
     ],
 )
-def test_one_thing_is_odd(tmp_path: Path, rules: str, field: str, message: str) -> None:
+def test_review_of_a_suspicious_rule_reports_it(tmp_path: Path, rules: str, field: str, message: str) -> None:
     """It is told once, at its place, and nothing else is."""
     found = odd(tmp_path, rules=f"rules: [{rules}]")
     assert [place for place, _ in found] == [field]
@@ -105,12 +105,12 @@ def test_one_thing_is_odd(tmp_path: Path, rules: str, field: str, message: str) 
         "{name: a, qps: 9, clients: [203.0.113.9, '2001:db8::/32', 0.0.0.0/0]}",
     ],
 )
-def test_nothing_is_odd(tmp_path: Path, rules: str) -> None:
+def test_review_of_good_rules_reports_nothing(tmp_path: Path, rules: str) -> None:
     """What people write on purpose is not told."""
     assert odd(tmp_path, rules=f"rules: [{rules}]") == []
 
 
-def test_a_tier_of_nobody_is_told_at_its_file(tmp_path: Path) -> None:
+def test_review_of_a_tier_without_callers_names_its_file(tmp_path: Path) -> None:
     """Unless the application names callers, or a caller is listed, be it by header."""
     default, vip = "rules: [{name: a, qps: 5}]", "tier: vip\nrules: [{name: a, qps: 50}]"
     (found,) = odd(tmp_path, default=default, vip=vip)
@@ -146,7 +146,7 @@ def test_api_keys_that_identify_vouches_for_are_not_made_up(tmp_path: Path) -> N
     assert odd(tmp_path, identifies=True, rules=rules) == []
 
 
-def test_the_rules_that_we_ship_are_not_odd() -> None:
+def test_review_of_the_shipped_rules_reports_nothing() -> None:
     """Nor are those of an empty set."""
     read = read_rule_files(CONFIG)
     callers = [caller for file in read.files for caller in file.callers.values()]

@@ -335,13 +335,13 @@ def test_limits_that_hold_redis_up_are_a_mistake() -> None:
     logs = [Limit(f"10000 per {n} hours", algorithm="sliding_log") for n in range(1, 4)]
     assert len(buckets_of((*logs[:2], Limit("5/second")))) == 3
     for limits in (logs, [Limit("10000 at once")] * 5, [Limit("1000 at once")] * 60):
-        with pytest.raises(ConfigError, match=r"may hold Redis up for [0-9,]+ µs, expected at most 5,000"):
+        with pytest.raises(ConfigError, match=r"may occupy Redis for [0-9,]+ µs, expected at most 5,000"):
             buckets_of(tuple(limits))
     for windows in (64, 1):
         assert len(buckets_of(tuple([Limit("1000000/second", lease=1_000_000)] * windows))) == 1
-    with pytest.raises(ConfigError, match="may hold Redis up"):
+    with pytest.raises(ConfigError, match="may occupy Redis for"):
         Rule("logs", *logs)
-    with Limiter(MemoryStore()) as limiter, pytest.raises(ConfigError, match="may hold Redis up"):
+    with Limiter(MemoryStore()) as limiter, pytest.raises(ConfigError, match="may occupy Redis for"):
         limiter.hit("key", *logs)
 
 

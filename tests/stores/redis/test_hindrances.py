@@ -280,7 +280,7 @@ def test_a_password_that_is_wanted_later(start: Start, open_door: Any, caplog: p
     server.say("CONFIG", "SET", "requirepass", "p")
     failures = asked(open_door(server.url))
     told_once(caplog, "LG022", "redis://user:password@host", "credentials=")
-    assert all("it wants a password" in failure for failure in failures)
+    assert all("it requires a password" in failure for failure in failures)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """In arrival order; plain plans of one shape form batches."""
+    """Requests in order of arrival; plain plans of one shape form batches."""
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 

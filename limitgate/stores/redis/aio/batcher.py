@@ -244,7 +244,6 @@ class Batcher:
             self._send(batch, connection)
 
     def _next_requests(self) -> list[Request]:
-        """Drops those cancelled or refused."""
         requests: list[Request] = []
         room = Room()
         while (first := self._queue.first()) is not None:

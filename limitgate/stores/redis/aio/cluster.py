@@ -159,7 +159,6 @@ class AsyncCluster:
             self.troubled()
 
     def troubled(self) -> None:
-        """Look up the slot map."""
         self._map.is_outdated = True
         if self._looking is None and not self._closed:
             self._looking = begin(self._look())

@@ -104,9 +104,9 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may retry;
     ``local_refusals=False`` asks Redis every time.
 
-    ``credentials`` is a sync or async callable that returns ``(user, password)`` or ``(user, password, seconds it is valid)``;
-    the user may be None. Connections are replaced before their logins expire. The URL then has no login, except for Sentinels.
-    Raises `ConfigError`.
+    ``credentials`` replaces the login in the URL, except for Sentinels: a sync or async callable that returns ``(user,
+    password)`` or ``(user, password, seconds it is valid)``; the user may be None. Connections are replaced before their logins
+    expire. Raises `ConfigError`.
     """
 
     measures_silence = takes_plain = True

@@ -117,7 +117,7 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """In the background. False without a thread."""
+        """Refund in the background. False without a thread."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))

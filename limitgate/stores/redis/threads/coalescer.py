@@ -100,7 +100,7 @@ class CallCoalescer:
         return StoreError("the call to Redis was interrupted", "connection") if mine.outcome is None else mine.outcome
 
     def _wait(self, mine: _Request) -> None:
-        """For an outcome or leadership, until the deadline, or a leader hangs too long."""
+        """Wait for an outcome or leadership, until the deadline, or until a leader hangs too long."""
         wake, left = mine.wake, mine.due - self.listening.spent
         waiting, began, leader = None, 0.0, None
         while not wake.acquire(True, left if left > SHORTEST else SHORTEST):  # noqa: FURB136 - twice as fast as max()
@@ -174,7 +174,7 @@ class CallCoalescer:
             self._elect_leader()
 
     def _elect_leader(self) -> None:
-        """Most time left, so that the call doesn't end early for others."""
+        """Elect the one with the most time left, so that the call doesn't end early for others."""
         with self._lock:
             if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)

@@ -111,7 +111,6 @@ class SyncConnection:
         self.session.asked_at = self.looked_at
 
     def is_quiet(self) -> bool:
-        """True if open, without unexpected data."""
         self.looked_at = monotonic()
         try:
             self._set_timeout(0.0)

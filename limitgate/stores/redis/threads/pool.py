@@ -61,7 +61,6 @@ class ConnectionPool:
         return self._made(listen_deadline)
 
     def give(self, connection: SyncConnection) -> None:
-        """Unusable ones are closed."""
         if not connection.session.is_quiet():
             connection.close()
             return
@@ -194,7 +193,6 @@ class ConnectionPool:
         return driven
 
     def _renew_in_time(self, connection: SyncConnection, login: Login) -> None:
-        """Replace connections before logins expire."""
         with self._lock:
             self._logins[connection] = login
             is_renewed, self._renewed_by = self._renewed_by == self._closings, self._closings

@@ -47,10 +47,8 @@ class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
     ``url``, ``local_refusals`` and a sync ``credentials`` are those of `limitgate.stores.redis.aio.store.AsyncRedisStore`.
-    Raises `ConfigError`.
-
-    If a signal handler, a finalizer or a log handler uses the store during a call, that raises `StoreError`, because waiting
-    would deadlock; `close` takes effect at the end of the call.
+    Raises `ConfigError`. If a signal handler, a finalizer or a log handler calls the store during a call, that raises
+    `StoreError`, because waiting would deadlock; `close` then takes effect at the end of the call.
     """
 
     measures_silence = takes_plain = True
@@ -89,7 +87,7 @@ class RedisStore(RedisStoreBase, Remade):
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """In the background, or with ``in_children`` in forks."""
+        """Connect in the background, or with ``in_children`` in forks."""
         self._connects_in_children = in_children
         if not in_children and switch.stand_in is None:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
@@ -238,7 +236,9 @@ def _check_is_outermost(use: _Use) -> None:
     """Raises `StoreError` inside another call, or a background thread."""
     if use.is_asking or background.this_thread.is_background:
         raise StoreError(
-            "the store was called by a handler that interrupted another call to it, expected a call from outside", "timeout"
+            "a handler or finalizer called the store during another call of the same thread, expected calls outside of "
+            "handlers",
+            "timeout",
         )
 
 

@@ -264,7 +264,7 @@ UNHELPFUL: dict[str, dict[str, Any]] = {
     "nothing inside": {"SENTINEL": b"*2\r\n$-1\r\n$-1\r\n"},
     "no Redis": {"HELLO": b"HTTP/1.1 400 Bad Request\r\n\r\n", "SENTINEL": b"HTTP/1.1 400 Bad Request\r\n\r\n"},
     "an error that says too little": {"SENTINEL": b"-MOVED nowhere\r\n"},
-    "wants a password": {"HELLO": b"-NOAUTH HELLO must be called with the client already authenticated\r\n"},
+    "it requires a password": {"HELLO": b"-NOAUTH HELLO must be called with the client already authenticated\r\n"},
 }
 
 
