@@ -63,22 +63,23 @@ class Cell:
 
 def call(cell: Cell, *command: str | Path, **environment: str) -> str:
     """Run a command and append its output to the log of the cell. Return the output. Raises `RuntimeError`."""
-    with (cell.folder / "log").open("a", encoding="utf-8") as log:
+    log = cell.folder / "log"
+    with log.open("ab") as output:
+        start = output.tell()
         done = subprocess.run(
             [*map(str, command)],
             cwd=ROOT,
             env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
             check=False,
             timeout=TIMEOUT,
         )
-        log.write(done.stdout)
+    said = log.read_bytes()[start:].decode(errors="replace")
     if done.returncode:
-        last = [line for line in done.stdout.splitlines() if line.strip()][-1:] or ["no output"]
+        last = [line for line in said.splitlines() if line.strip()][-1:] or ["no output"]
         raise RuntimeError(f"{Path(str(command[0])).name} exited with {done.returncode}: {last[0][:120]}")
-    return done.stdout
+    return said
 
 
 def counted(output: str) -> str:

@@ -74,7 +74,8 @@ _HINDRANCES = (
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
 """Parts of errors; redis-py removes their codes."""
-_UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
+_UNKNOWN_COMMAND = re.compile(r"""unknown command(?! called from)[ '"`]*([a-z|]+)""", re.IGNORECASE)
+"""Valkey's "Unknown command called from script" does not say which."""
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)

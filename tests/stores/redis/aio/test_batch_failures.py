@@ -465,10 +465,15 @@ async def test_both_protocols(redis_server: RedisServer, protocol: int, database
 # --- what cannot be sent, and what could not be written ---------------------------------------------------------------
 
 
+@pytest.fixture
+def many() -> Plan:
+    """More buckets than a call can hold."""
+    return Plan(tuple([charge for number in range(2**16) for charge in a_plan(f"{number + 1}/day").charges]))
+
+
 @in_a_loop
-async def test_a_call_that_cannot_be_sent_fails_alone(redis_server: RedisServer) -> None:
+async def test_a_call_that_cannot_be_sent_fails_alone(redis_server: RedisServer, many: Plan) -> None:
     """A key that cannot be put into bytes, or too many buckets, is a store error; replies still go to those who asked."""
-    many = Plan(tuple([charge for number in range(2**16) for charge in a_plan(f"{number + 1}/day").charges]))
     async with store_at(redis_server.url) as store:
         for plan in (a_plan(key="\ud800"), many):
             await ask(store, a_plan())
