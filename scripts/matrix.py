@@ -37,7 +37,7 @@ FORKY = {
 }
 """Packages of the next Debian release."""
 OF_STORES = ["tests/stores", "tests/limiter", "tests/llm"]
-TIMEOUT = 2400
+TIMEOUT = 5400
 """Seconds for a cell."""
 
 
@@ -125,7 +125,7 @@ def suite(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         python = environment(cell, interpreter(cell, version), "--editable", ".[dev]")
-        output = call(cell, python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not alone")
+        output = call(cell, python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone")
         return counted(output) + "; alone: " + counted(call(cell, python, "-m", "pytest", "-m", "alone"))
 
     return run
@@ -146,7 +146,7 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
             "tests/process",
             "tests/stores",
         ]
-        return counted(call(cell, python, "-m", "pytest", "-n", "2", "--quick", "-W", "ignore::DeprecationWarning", *folders))
+        return counted(call(cell, python, "-m", "pytest", "-n", "auto", "--quick", "-W", "ignore::DeprecationWarning", *folders))
 
     return run
 
@@ -170,7 +170,7 @@ def store(program: Callable[[Cell], Path]) -> Callable[[Cell], str]:
         version = call(cell, link, "--version").strip()
         number = re.search(r"v=(\S+)", version)
         output = call(
-            cell, ROOT / ".venv/bin/pytest", "-n", "2", "--dist", "worksteal", "-m", "not alone", *OF_STORES, PATH=path
+            cell, ROOT / ".venv/bin/pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone", *OF_STORES, PATH=path
         )
         return f"{number[1] if number else version}: {counted(output)}"
 

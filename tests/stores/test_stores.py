@@ -25,7 +25,6 @@ from limitgate.limits.bucket import bucket_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
 from limitgate.stores.redis import wire
-from limitgate.stores.redis.errors import store_error
 from limitgate.stores.redis.plain import Script
 from tests.support.redis_server import RedisServer
 from tests.support.threads import Began
@@ -1005,10 +1004,3 @@ def test_one_call_too_many_fails_alone(redis_server: RedisServer, monkeypatch: p
         return [isinstance(answer, StoreError) for answer in answers]
 
     assert asyncio.run(visit()) == [False] * 20 + [True]
-
-
-def test_out_of_memory_is_known_in_the_words_of_redis_6() -> None:
-    """Redis 6.2 wraps the error that a script met; it counts as out of memory all the same."""
-    words = "Error running script (call to f_1): @user_script:1: -OOM command not allowed when used memory > 'maxmemory'."
-    assert store_error(redis.ResponseError(words)).fault == "oom"
-    assert store_error(redis.ResponseError("READONLY no -OOM here")).fault == "reply"

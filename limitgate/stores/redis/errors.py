@@ -137,7 +137,7 @@ def _hindrance_by_class(error: RedisError) -> Hindrance | None:
         return Hindrance(Diagnosis.SERVER_KIND, _CLUSTER)
     if isinstance(error, ReadOnlyError | MasterDownError):
         return Hindrance(_WRITES, _REPLICA)
-    if is_out_of_memory(error):
+    if isinstance(error, OutOfMemoryError):
         return Hindrance(_WRITES, _FULL)
     return None
 
@@ -211,11 +211,6 @@ OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
 """Reported by a script's reply."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Before version 7 a script's error is wrapped."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
-
-
 def unsendable(error: Exception) -> StoreError:
     """Convert one of `wire.UNSENDABLE`."""
     return StoreError(f"the call cannot be sent: {error}", "connection")
@@ -226,7 +221,7 @@ def store_error(error: Exception) -> StoreError:
 
 
 def _meaning(error: Exception) -> StoreError:
-    if is_out_of_memory(error):
+    if isinstance(error, OutOfMemoryError):
         return StoreError("Redis is out of memory", "oom")
     if is_no_room(error):
         return no_room()

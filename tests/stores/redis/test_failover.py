@@ -135,7 +135,7 @@ def test_a_silent_sentinel_first(doors: Callable[[str], list[Door]], sentinels: 
 
 def test_a_master_that_became_a_replica(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
     """A master that can no longer write is left, and asked for again: it is used as soon as it can."""
-    needs(sentinels.master, REPLICAS)
+    needs(REPLICAS)
     both, bucket = doors(sentinels.url), plan(charge("readonly", "90000 per 366 days"))
     for door in both:
         assert ends(attempts_in(door, [bucket], PATIENT)) == [True]

@@ -190,7 +190,7 @@ def test_what_is_found_missing(guarded: RedisServer, before_7: Any) -> None:
 @pytest.mark.parametrize("before_7", [False, True], ids=["checked", "tried"])
 def test_keys_that_may_only_be_read(guarded: RedisServer, before_7: Any) -> None:
     """They are missing like those that may not be touched."""
-    needs(guarded, READERS)
+    needs(READERS)
     assert lacking(user(guarded, "resetkeys", "%R~limitgate:*"), before_7=before_7) == ["~limitgate:*"]
 
 
@@ -218,13 +218,13 @@ def test_the_words_of_each_server(guarded: RedisServer, said: str, found: str) -
 
 def test_a_right_to_evalsha(guarded: RedisServer) -> None:
     """The script may not call it, but knows whether the user may."""
-    needs(guarded, CHECKS)
+    needs(CHECKS)
     assert lacking(user(guarded, "-evalsha")) == ["+evalsha"]
 
 
 def test_a_user_who_lacks_nothing_leaves_no_trace(guarded: RedisServer) -> None:
     """Nothing that is refused is tried, so Redis' log of such attempts stays empty, also without INFO."""
-    needs(guarded, CHECKS)
+    needs(CHECKS)
     url = user(guarded, "-info")
     with guarded.client() as client:
         client.acl_log_reset()
