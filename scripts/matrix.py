@@ -135,7 +135,7 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
     """Run the unit tests with what can be installed: some pinned tools have no build for the version yet."""
 
     def run(cell: Cell) -> str:
-        wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx flask freezegun http-sf trio"
+        wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx flask freezegun http-sf trio uvicorn"
         python = environment(cell, interpreter(cell, version), "--prefer-binary", "--editable", ".", *wanted.split())
         folders = [
             "tests/algorithms",
