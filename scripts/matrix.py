@@ -116,7 +116,11 @@ def environment(cell: Cell, python: Path, *wanted: str) -> Path:
         if not tool.exists():
             call(cell, sys.executable, "-m", "venv", tool)
             call(cell, tool / "bin" / "pip", "install", "--quiet", "--upgrade", "pip")
-        call(cell, tool / "bin" / "pip", "--python", made, "install", "--quiet", *wanted)
+        try:
+            call(cell, tool / "bin" / "pip", "--python", made, "install", "--quiet", *wanted)
+        except BaseException:
+            shutil.rmtree(folder)  # else the next run takes it for complete
+            raise
     return made
 
 
