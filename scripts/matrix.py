@@ -37,7 +37,7 @@ FORKY = {
 }
 """Packages of the next Debian release."""
 OF_STORES = ["tests/stores", "tests/limiter", "tests/llm"]
-TIMEOUT = 2400
+TIMEOUT = 5400
 """Seconds for a cell."""
 
 
@@ -63,22 +63,23 @@ class Cell:
 
 def call(cell: Cell, *command: str | Path, **environment: str) -> str:
     """Run a command and append its output to the log of the cell. Return the output. Raises `RuntimeError`."""
-    with (cell.folder / "log").open("a", encoding="utf-8") as log:
+    log = cell.folder / "log"
+    with log.open("ab") as output:
+        start = output.tell()
         done = subprocess.run(
             [*map(str, command)],
             cwd=ROOT,
             env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
-            text=True,
             check=False,
             timeout=TIMEOUT,
         )
-        log.write(done.stdout)
+    said = log.read_bytes()[start:].decode(errors="replace")
     if done.returncode:
-        last = [line for line in done.stdout.splitlines() if line.strip()][-1:] or ["no output"]
+        last = [line for line in said.splitlines() if line.strip()][-1:] or ["no output"]
         raise RuntimeError(f"{Path(str(command[0])).name} exited with {done.returncode}: {last[0][:120]}")
-    return done.stdout
+    return said
 
 
 def counted(output: str) -> str:
@@ -115,7 +116,11 @@ def environment(cell: Cell, python: Path, *wanted: str) -> Path:
         if not tool.exists():
             call(cell, sys.executable, "-m", "venv", tool)
             call(cell, tool / "bin" / "pip", "install", "--quiet", "--upgrade", "pip")
-        call(cell, tool / "bin" / "pip", "--python", made, "install", "--quiet", *wanted)
+        try:
+            call(cell, tool / "bin" / "pip", "--python", made, "install", "--quiet", *wanted)
+        except BaseException:
+            shutil.rmtree(folder)  # else the next run takes it for complete
+            raise
     return made
 
 
@@ -124,7 +129,7 @@ def suite(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         python = environment(cell, interpreter(cell, version), "--editable", ".[dev]")
-        output = call(cell, python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not alone")
+        output = call(cell, python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone")
         return counted(output) + "; alone: " + counted(call(cell, python, "-m", "pytest", "-m", "alone"))
 
     return run
@@ -135,17 +140,11 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx flask freezegun http-sf trio"
+        wanted += " uvicorn fastapi requests aiohttp"
         python = environment(cell, interpreter(cell, version), "--prefer-binary", "--editable", ".", *wanted.split())
-        folders = [
-            "tests/algorithms",
-            "tests/limits",
-            "tests/http",
-            "tests/rules",
-            "tests/gate",
-            "tests/process",
-            "tests/stores",
-        ]
-        return counted(call(cell, python, "-m", "pytest", "-n", "2", "--quick", "-W", "ignore::DeprecationWarning", *folders))
+        folders = "tests/algorithms tests/limits tests/http tests/rules tests/gate tests/process tests/stores"
+        options = "-n auto --quick -W ignore::DeprecationWarning"
+        return counted(call(cell, python, "-m", "pytest", *options.split(), *folders.split()))
 
     return run
 
@@ -169,7 +168,7 @@ def store(program: Callable[[Cell], Path]) -> Callable[[Cell], str]:
         version = call(cell, link, "--version").strip()
         number = re.search(r"v=(\S+)", version)
         output = call(
-            cell, ROOT / ".venv/bin/pytest", "-n", "2", "--dist", "worksteal", "-m", "not alone", *OF_STORES, PATH=path
+            cell, ROOT / ".venv/bin/pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone", *OF_STORES, PATH=path
         )
         return f"{number[1] if number else version}: {counted(output)}"
 

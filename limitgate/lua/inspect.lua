@@ -22,9 +22,10 @@ local function lacking(call)
   if may and is_permitted(unpack(call)) then return end
   local answer = redis.pcall(unpack(call))
   local text = type(answer) == 'table' and answer.err or ''
-  if text:find('Unknown Redis command', 1, true) then return UNKNOWN end
+  if text:find('Unknown .*command called') then return UNKNOWN end
   if text:find('access .*key') then return KEY end
-  return (may or text:find('run this command', 1, true)) and COMMAND
+  -- "run this command" up to Redis 7.0, "run the 'get' command" since.
+  return (may or text:find('run th')) and COMMAND
 end
 
 local words, known = {}, {}

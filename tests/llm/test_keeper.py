@@ -349,7 +349,8 @@ def test_processes_report_side_by_side(redis_server: RedisServer) -> None:
 
 def test_reports_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred short requests of a key: one report, and none of the others."""
-    limiter, calls = Limiter(MemoryStore()), []
+    limiter, calls, now = Limiter(MemoryStore()), [], waiting.monotonic()
+    monkeypatch.setattr(waiting, "monotonic", lambda: now)
     config = MemoryStore.config
     monkeypatch.setattr(MemoryStore, "config", lambda store, request, *_: calls.append(request) or config(store, request))
     plan = budget()

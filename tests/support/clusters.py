@@ -16,7 +16,7 @@ from limitgate import AsyncRedisStore, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import bucket_of
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
 from limitgate.limits.template import PlanTemplate, whole_reading
-from tests.stores.test_stores import AsyncDoor, Door
+from tests.stores.test_stores import PATIENT, AsyncDoor, Door
 from tests.support.redis_cluster import SLOTS, RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -125,7 +125,7 @@ def ends(answers: Sequence[Any]) -> list[Any]:
     return [answer.fault if isinstance(answer, StoreError) else answer.admitted for answer in answers]
 
 
-def settled(door: Door, condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+def settled(door: Door, condition: Callable[[], bool], seconds: float = PATIENT) -> bool:
     """Whether it comes true while nobody asks for anything but what the condition asks."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -32,7 +32,7 @@ from limitgate import LimitGate, LimitGateWSGI
 from tests.support.guard import Guard
 
 PEER = "192.0.2.1"
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds after which a test that still waits has failed."""
 PROCESS_PATIENCE = 120.0
 """The same where a process is to start or to end: on a busy machine imports alone take 20 seconds."""

@@ -13,7 +13,7 @@ from limitgate.stores.redis.inspection import INSPECT
 from limitgate.stores.redis.wire import Reader, pack_command
 from tests.support.redis_server import RedisServer
 
-PATIENT = 20.0
+PATIENT = 60.0
 """Seconds, where a test is not about time."""
 CUT = object()
 """In place of a reply: the connection ends before the call reaches Redis."""

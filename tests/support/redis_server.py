@@ -125,5 +125,5 @@ def is_free(port: int) -> bool:
 
 
 def _spelled(options: Mapping[str, str]) -> list[str]:
-    """Options as they stand on a command line."""
-    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    """Options as they stand on a command line, each word of a value by itself: Redis 6.2 does not take values apart."""
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", *(value.split() or [""]))]

@@ -74,7 +74,8 @@ _HINDRANCES = (
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
 """Parts of errors; redis-py removes their codes."""
-_UNKNOWN_COMMAND = re.compile(r"""unknown command[ '"`]*([a-z|]+)""", re.IGNORECASE)
+_UNKNOWN_COMMAND = re.compile(r"""unknown command(?! called from)[ '"`]*([a-z|]+)""", re.IGNORECASE)
+"""Valkey's "Unknown command called from script" does not say which."""
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
@@ -136,7 +137,7 @@ def _hindrance_by_class(error: RedisError) -> Hindrance | None:
         return Hindrance(Diagnosis.SERVER_KIND, _CLUSTER)
     if isinstance(error, ReadOnlyError | MasterDownError):
         return Hindrance(_WRITES, _REPLICA)
-    if is_out_of_memory(error):
+    if isinstance(error, OutOfMemoryError):
         return Hindrance(_WRITES, _FULL)
     return None
 
@@ -210,11 +211,6 @@ OUT_OF_MEMORY = OutOfMemoryError("Redis is out of memory")
 """Reported by a script's reply."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Before version 7 a script's error is wrapped."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, ResponseError) and ": -OOM " in str(error))
-
-
 def unsendable(error: Exception) -> StoreError:
     return StoreError(f"the call cannot be sent: {error}", "connection")
 
@@ -224,7 +220,7 @@ def store_error(error: Exception) -> StoreError:
 
 
 def _meaning(error: Exception) -> StoreError:
-    if is_out_of_memory(error):
+    if isinstance(error, OutOfMemoryError):
         return StoreError("Redis is out of memory", "oom")
     if is_no_room(error):
         return no_room()

@@ -75,8 +75,14 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
 """redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
 
 
+_OF_COMMAND = re.compile(r"@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
+"""Redis 6.2 puts the error of a script's command into one of its own."""
+
+
 def error_of(text: str) -> RedisError:
     """Raises `ValueError` for an unreadable redirection."""
+    if of_command := _OF_COMMAND.search(text):
+        text = of_command[1]
     code, _, message = text.partition(" ")
     kind = _KINDS.get(code)
     return ResponseError(text) if kind is None else kind(message)

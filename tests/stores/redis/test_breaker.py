@@ -22,6 +22,7 @@ from limitgate import AsyncRedisStore, RedisStore, StoreError
 from limitgate.stores.redis.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Breaker, Tally
 from tests.support.crowds import a_plan
 from tests.support.redis_server import RedisServer
+from tests.support.server_features import REPLICAS, needs
 from tests.support.threads import Began
 
 PATIENT = 20.0
@@ -212,6 +213,7 @@ def test_a_redis_that_cannot_write_is_not_believed(it: Store, own_redis: RedisSe
 
 def test_a_redis_that_only_answers_with_errors_is_left_in_peace(it: Store, own_redis: RedisServer) -> None:
     """While Redis refuses calls, and so every probe takes another connection, there is a pause between two of them."""
+    needs(REPLICAS)
     with own_redis.client() as client:
         client.config_set("min-replicas-to-write", 1)
         faults = [it.fault() for _ in range(FAILURES)]

@@ -27,6 +27,7 @@ from tests.support.doors import ASGISite, WSGISite
 from tests.support.proxy import PATIENT, in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
+from tests.support.server_features import REPLICAS, needs
 
 BACK_WITHIN = 10.0
 """Seconds after which a store has found a node again, or its successor."""
@@ -174,6 +175,7 @@ def test_a_node_that_cannot_write_is_not_believed(
     open_door: Callable[..., Door], cluster: RedisCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A node that refuses to write still says where other slots are. That is no sign that it works."""
+    needs(REPLICAS)
     door, node = open_door(), cluster.masters[1]
     stuck = charge(key_on(1), "900/day")
     assert back(door, plan(stuck, charge(key_on(0), "900/day"))) < BACK_WITHIN

@@ -15,6 +15,7 @@ from tests.stores.test_stores import PATIENT, Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, nodes_of, plan, settled, used
 from tests.support.redis_cluster import RedisCluster, Sentinels, eventually
 from tests.support.redis_server import RedisServer
+from tests.support.server_features import REPLICAS, needs
 
 BACK_WITHIN = 10.0
 """Seconds after a promotion until requests succeed again, on a machine however busy; tests/faults tells the true ones."""
@@ -134,6 +135,7 @@ def test_a_silent_sentinel_first(doors: Callable[[str], list[Door]], sentinels: 
 
 def test_a_master_that_became_a_replica(doors: Callable[[str], list[Door]], sentinels: Sentinels) -> None:
     """A master that can no longer write is left, and asked for again: it is used as soon as it can."""
+    needs(REPLICAS)
     both, bucket = doors(sentinels.url), plan(charge("readonly", "90000 per 366 days"))
     for door in both:
         assert ends(attempts_in(door, [bucket], PATIENT)) == [True]

@@ -18,8 +18,9 @@ from redis.retry import Retry
 from limitgate import StoreError
 from tests.stores.test_stores import REDIS, Door, a_plan, joined
 from tests.support.impostor import Impostor
-from tests.support.redis_cluster import eventually
+from tests.support.redis_cluster import SLOTS, eventually
 from tests.support.redis_server import UNNAMED, RedisServer, free_port
+from tests.support.server_features import REPLICAS, TLS, needs
 
 KEY = "limitgate:a"
 
@@ -232,7 +233,7 @@ def test_a_node_of_a_cluster(redis_cluster: Any, open_door: Any, caplog: pytest.
 def test_keys_in_several_slots(start: Start, open_door: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A node that holds all slots refuses a call for several of them."""
     server = start(cluster_enabled="yes", port=str(free_port()))
-    server.say("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    server.say("CLUSTER", "ADDSLOTS", *range(SLOTS))
     eventually(lambda: "ok" in str(server.say("CLUSTER", "INFO")), "the slots")
     door = open_door(server.url)
     for _ in range(3):
@@ -270,6 +271,7 @@ def test_a_disk_that_takes_nothing(start: Start, open_door: Any, caplog: pytest.
 
 def test_too_few_replicas(start: Start, open_door: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A master that wants replicas takes no writes without."""
+    needs(REPLICAS)
     asked(open_door(start(min_replicas_to_write="1").url))
     told_once(caplog, "LG062", "min-replicas-to-write")
 
@@ -341,6 +343,7 @@ def test_a_certificate(  # noqa: PLR0917 - what differs
     cure: str,
 ) -> None:
     """What is wrong with it, and each cure that is named cures."""
+    needs(TLS)
     if auth == "yes" and "async" in request.node.callspec.id:
         pytest.skip("asyncio leaves a socket open that is reset in the midst of TLS' handshake")
     certificate(tmp_path, name, *words)

@@ -723,7 +723,7 @@ def test_real_processes_admit_no_more_than_their_limit(own_redis: RedisServer) -
     ]
     for process in processes:
         process.start()
-    found = sorted(span for _ in processes for span in spans.get(timeout=30))
+    found = sorted(span for _ in processes for span in spans.get(timeout=120))
     for process in processes:
         process.join()
     lasted = found[-1][1] - found[0][0]

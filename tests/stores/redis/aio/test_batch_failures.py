@@ -23,6 +23,7 @@ from tests.support.crowds import a_plan, ask, begin, ends, store_at, turns, used
 from tests.support.doors import asgi_reply
 from tests.support.proxy import CUT, PATIENT, Proxy, in_a_loop, until
 from tests.support.redis_server import RedisServer
+from tests.support.server_features import TLS, needs
 
 READ_ONLY = b"-READONLY You can't write against a read only replica.\r\n"
 
@@ -374,6 +375,7 @@ async def test_a_connection_that_ends_as_soon_as_it_is_made(redis_server: RedisS
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a Redis that speaks TLS, wants a password and has a database 3."""
+    needs(TLS)
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     folder = tmp_path_factory.mktemp("tls")
@@ -384,10 +386,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     make += ["-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(make, cwd=folder, check=True, capture_output=True)
     files = {"tls_cert_file": str(folder / "cert.pem"), "tls_key_file": str(folder / "key.pem"), "tls_auth_clients": "no"}
-    try:
-        server = RedisServer(tls_port=str(port), bind="127.0.0.1", **files)
-    except RuntimeError:
-        pytest.skip("this redis-server knows no TLS")
+    server = RedisServer(tls_port=str(port), bind="127.0.0.1", **files)
     with server.client() as client:
         client.config_set("requirepass", "s3cret")
     yield f"rediss://:s3cret@127.0.0.1:{port}/3?ssl_ca_certs={folder}/cert.pem"
@@ -465,10 +464,15 @@ async def test_both_protocols(redis_server: RedisServer, protocol: int, database
 # --- what cannot be sent, and what could not be written ---------------------------------------------------------------
 
 
+@pytest.fixture
+def many() -> Plan:
+    """More buckets than a call can hold."""
+    return Plan(tuple([charge for number in range(2**16) for charge in a_plan(f"{number + 1}/day").charges]))
+
+
 @in_a_loop
-async def test_a_call_that_cannot_be_sent_fails_alone(redis_server: RedisServer) -> None:
+async def test_a_call_that_cannot_be_sent_fails_alone(redis_server: RedisServer, many: Plan) -> None:
     """A key that cannot be put into bytes, or too many buckets, is a store error; replies still go to those who asked."""
-    many = Plan(tuple([charge for number in range(2**16) for charge in a_plan(f"{number + 1}/day").charges]))
     async with store_at(redis_server.url) as store:
         for plan in (a_plan(key="\ud800"), many):
             await ask(store, a_plan())

@@ -25,7 +25,8 @@ from limitgate.stores.redis.inspection import INSPECT, Data, Inspection, Report,
 from limitgate.stores.redis.wire import CONFIG, pack_command
 from tests.stores.test_stores import PATIENT, REDIS, Door, a_plan
 from tests.support.impostor import HANG_UP, Impostor
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import UNNAMED, RedisServer
+from tests.support.server_features import CHECKS, READERS, needs
 
 ROOT = Path(__file__).parents[4]
 ACL = re.search(r"^ACL SETUSER .*$", (ROOT / "docs/deployment.md").read_text(), re.MULTILINE)[0].split()
@@ -160,7 +161,7 @@ def user(server: RedisServer, *words: str) -> str:
 def lacking(url: str, *, prefix: str = "limitgate", before_7: bool = False) -> list[str]:
     """The rights that the script finds missing; as on a Redis that cannot check them, ``before_7``."""
     older = "local redis = {pcall = redis.pcall}\n" if before_7 else ""
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(url, **UNNAMED) as client:
         found = read_report(client.eval(older + INSPECT, 0, prefix))
     assert found is not None
     return list(found.rights)
@@ -182,18 +183,48 @@ def test_what_is_found_missing(guarded: RedisServer, before_7: Any) -> None:
     assert lacking(user(guarded, "-get", "-set"), before_7=before_7) == ["+get", "+set"]
     assert lacking(user(guarded), prefix="mine", before_7=before_7) == ["~mine:*"]
     assert lacking(user(guarded, "-get"), prefix="mine", before_7=before_7) == ["+get", "~mine:*"]
-    assert lacking(user(guarded, "resetkeys", "%R~limitgate:*"), before_7=before_7) == ["~limitgate:*"]
     with guarded.client() as client:
         assert client.dbsize() == 0
 
 
+@pytest.mark.parametrize("before_7", [False, True], ids=["checked", "tried"])
+def test_keys_that_may_only_be_read(guarded: RedisServer, before_7: Any) -> None:
+    """They are missing like those that may not be touched."""
+    needs(READERS)
+    assert lacking(user(guarded, "resetkeys", "%R~limitgate:*"), before_7=before_7) == ["~limitgate:*"]
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("The user executing the script can't run this command or subcommand", "+get"),
+        ("ERR ACL failure in script: User limitgate has no permissions to run the 'get' command", "+get"),
+        ("The user executing the script can't access at least one of the keys mentioned", "~limitgate:*"),
+        ("ERR ACL failure in script: No permissions to access a key", "~limitgate:*"),
+        ("@user_script: 1: Unknown Redis command called from Lua script", "get"),
+        ("ERR Unknown Redis command called from script", "get"),
+        ("ERR Unknown command called from script", "get"),
+    ],
+)
+def test_the_words_of_each_server(guarded: RedisServer, said: str, found: str) -> None:
+    """Versions of Redis and Valkey refuse a script's command in words of their own."""
+    refusing = f"local redis = {{pcall = function() return {{err = [[{said}]]}} end}}\n"
+    with guarded.client() as client:
+        report = read_report(client.eval(refusing + INSPECT, 0, "limitgate"))
+    assert report is not None
+    assert found in (*report.rights, *report.unknown)
+    assert ("get" in report.unknown) is (found == "get")
+
+
 def test_a_right_to_evalsha(guarded: RedisServer) -> None:
     """The script may not call it, but knows whether the user may."""
+    needs(CHECKS)
     assert lacking(user(guarded, "-evalsha")) == ["+evalsha"]
 
 
 def test_a_user_who_lacks_nothing_leaves_no_trace(guarded: RedisServer) -> None:
     """Nothing that is refused is tried, so Redis' log of such attempts stays empty, also without INFO."""
+    needs(CHECKS)
     url = user(guarded, "-info")
     with guarded.client() as client:
         client.acl_log_reset()

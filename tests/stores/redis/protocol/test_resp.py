@@ -124,6 +124,14 @@ def test_the_kind_of_an_error_is_known_by_its_code(text: str) -> None:
     assert (type(error), error.args) == (type(ERRORS[text]), ERRORS[text].args)
 
 
+@pytest.mark.parametrize("text", ["OOM no", "READONLY You can't write", "MISCONF no"])
+@pytest.mark.parametrize("before", ["ERR Error running script (call to f_1): @user_script:1", "@user_script: 7"])
+def test_errors_that_redis_6_wraps(before: str, text: str) -> None:
+    """What a script's command met, alone and returned by the script."""
+    error, plain = error_of(f"{before}: -{text}"), error_of(text)
+    assert (type(error), error.args) == (type(plain), plain.args)
+
+
 WITHOUT = """
 import sys
 from types import ModuleType
