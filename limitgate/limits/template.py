@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight, compiled, each_window
@@ -65,6 +65,22 @@ def _shape(*buckets: BucketShape, may_wait: bool = False, gives_back: bool = Fal
     return ScriptVariant(buckets, may_wait=may_wait, gives_back=gives_back)
 
 
+_T = TypeVar("_T", "PlanTemplate", "RefundTemplate")
+_Encoded = TypeVar("_Encoded")
+
+
+def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
+    """Keep the result in the template. A cache by template would keep the templates of replaced rules."""
+
+    def encoded(template: _T) -> _Encoded:
+        found: _Encoded | None = template.encodings.get(encode)
+        if found is None:
+            found = template.encodings[encode] = encode(template)
+        return found
+
+    return encoded
+
+
 OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 
 
@@ -86,6 +102,7 @@ class PlanTemplate:
         "buckets",
         "charges",
         "counts",
+        "encodings",
         "facts",
         "has_slots",
         "is_enforced",
@@ -106,6 +123,8 @@ class PlanTemplate:
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
         self.charges: tuple[Charge, ...] = tuple(charges)
+        self.encodings: dict[object, Any] = {}
+        """What stores keep of it, by function, as long as it lives: a reload replaces it."""
         self.buckets: tuple[tuple[Bucket, int, bool, tuple[Row, ...]], ...] = tuple(
             [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
         )
@@ -474,9 +493,10 @@ Sequence.register(PlainSpend)
 
 
 class RefundTemplate:
-    __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
+    __slots__ = ("charges", "costs", "counts", "encodings", "facts", "is_of_all", "load", "parts", "shape", "states")
 
     def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
+        self.encodings: dict[object, Any] = {}
         self.costs: Sequence[int] = costs
         self.charges: list[int] = []
         self.states: list[int] = []
