@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from limitgate.algorithms import ban, gcra
 from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Straight, compiled, each_window
@@ -63,22 +63,6 @@ class BucketShape(NamedTuple):
 @cache
 def _shape(*buckets: BucketShape, may_wait: bool = False, gives_back: bool = False) -> ScriptVariant:
     return ScriptVariant(buckets, may_wait=may_wait, gives_back=gives_back)
-
-
-_T = TypeVar("_T", "PlanTemplate", "RefundTemplate")
-_Encoded = TypeVar("_Encoded")
-
-
-def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
-    """Keep the result in the template. A cache by template would keep the templates of replaced rules."""
-
-    def encoded(template: _T) -> _Encoded:
-        found: _Encoded | None = template.encodings.get(encode)
-        if found is None:
-            found = template.encodings[encode] = encode(template)
-        return found
-
-    return encoded
 
 
 OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.resources import files
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.algorithms import plain_pieces
 from limitgate.algorithms.base import compiled, each_window
@@ -23,7 +23,6 @@ from limitgate.limits.template import (
     PlanTemplate,
     RefundTemplate,
     ScriptVariant,
-    encoded_once,
     straight_of,
 )
 
@@ -37,6 +36,22 @@ _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Unexpected buckets; all charges fitted."""
+
+
+_T = TypeVar("_T", PlanTemplate, RefundTemplate)
+_Encoded = TypeVar("_Encoded")
+
+
+def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
+    """Keep the result in the template. A cache by template would keep the templates of replaced rules."""
+
+    def encoded(template: _T) -> _Encoded:
+        found: _Encoded | None = template.encodings.get(encoded)
+        if found is None:
+            found = template.encodings[encoded] = encode(template)
+        return found
+
+    return encoded
 
 
 class Script(NamedTuple):
@@ -86,7 +101,9 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
                 is_mixed = True
     elif len(keys) == 1 and not first.has_slots:
         key = keys[0].encode()
-        return _before_key(words, len(key)) + key + _after_key(first)
+        # Without a call, most times.
+        after: bytes = first.encodings.get(_after_key) or _after_key(first)
+        return _before_key(words, len(key)) + key + after
     slots = b""
     if first.has_slots:
         slots = _bulk(struct.pack(f"<{len(plans)}d", *[plan.slot for plan in plans]))

@@ -40,10 +40,9 @@ from limitgate.limits.template import (
     PlanTemplate,
     RefundTemplate,
     ScriptVariant,
-    encoded_once,
 )
 from limitgate.stores.base import INDEX_SECONDS, ConfigRequest, FleetRequest, StoredConfig, StoredFleet
-from limitgate.stores.redis.plain import Script, packed as packed_plain, packed_refunds, words_of
+from limitgate.stores.redis.plain import Script, encoded_once, packed as packed_plain, packed_refunds, words_of
 
 try:
     from hiredis import ProtocolError, PushNotification, Reader, pack_command
