@@ -1,9 +1,9 @@
 """Serves requests for half an hour, with everything that goes wrong, and looks for growth: `make soak`.
 
-Clients leave in the middle of streams, WebSockets come and go, rules change each 20 seconds, and Redis stops and restarts
-empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its keys. After
-a warm-up of a sixth, none may grow: the 99 % interval of the slope has to contain 0, or the growth of a day has to be below a
-hundredth of the level. The slope is that of means of blocks, since neighbouring samples depend on each other.
+Clients leave in the middle of streams, WebSockets come and go, the process forks, rules change each 20 seconds, and Redis stops
+and restarts empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its
+keys. After a warm-up of a sixth, none may grow: the 99 % interval of the slope has to contain 0, or the growth of a day has to
+be below a hundredth of the level. The slope is that of means of blocks, since neighbouring samples depend on each other.
 """
 
 from __future__ import annotations
@@ -130,6 +130,16 @@ async def chats(url: str, until: float, generator: random.Random) -> None:
         await asyncio.sleep(0.1)
 
 
+async def forks(client: httpx.AsyncClient, until: float) -> tuple[int, int]:
+    """Let the process fork each second. Return how many children ended well, and how many did not."""
+    ended: list[bool] = []
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.HTTPError):
+            ended.append((await client.get("/fork", timeout=30)).status_code != 500)
+        await asyncio.sleep(1)
+    return sum(ended), len(ended) - sum(ended)
+
+
 async def faults(server: Redis, rules: Path, until: float, generator: random.Random) -> None:
     """Change the rules, and take Redis away now and then."""
     while time.monotonic() < until:
@@ -182,18 +192,23 @@ async def soak(seconds: float, seed: int) -> int:
                 await asyncio.sleep(3)
                 until = time.monotonic() + seconds
                 async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-                    found, answered, *_ = await asyncio.gather(
+                    found, answered, (children, hung), _ = await asyncio.gather(
                         samples(client, server, until),
                         requests(client, until, generator),
-                        leaves(client, until, generator),
-                        leaves(client, until, generator),
-                        chats(f"ws://127.0.0.1:{port}/chat", until, generator),
-                        faults(server, rules, until, generator),
+                        forks(client, until),
+                        asyncio.gather(
+                            leaves(client, until, generator),
+                            leaves(client, until, generator),
+                            chats(f"ws://127.0.0.1:{port}/chat", until, generator),
+                            faults(server, rules, until, generator),
+                        ),
                     )
         finally:
             server.stop()
     found = found[len(found) // 6 :]
-    print(f"{answered:,} requests, {len(found)} samples in {seconds:.0f} s, seed {seed}")
+    print(f"{answered:,} requests, {children:,} forks, {len(found)} samples in {seconds:.0f} s, seed {seed}")
+    if hung:
+        sys.exit(f"soak: {hung} forked children failed or hung, expected none")
     if len(found) < 2 * BLOCKS:
         sys.exit(f"soak: only {len(found)} samples, expected at least {2 * BLOCKS}: run it for longer")
     return int(sum(grows(found, kind) for kind in ("memory", "descriptors", "tasks", "threads", "objects", "keys")) > 0)

@@ -1,10 +1,12 @@
-"""The application that `make soak` serves: routes, streams, WebSockets, outcomes and slots, and a look at its own process."""
+"""The application that `make soak` serves: routes, streams, WebSockets, slots, forks, and a look at its own process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
-from limitgate import LimitGate
+from limitgate import Limiter, LimitGate, StoreError
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
+LIMITER = Limiter(os.environ["SOAK_STORE"])
 
 
 async def hello(_: Any) -> PlainTextResponse:
@@ -46,6 +49,23 @@ async def chat(websocket: Any) -> None:
         await websocket.send_text(text)
 
 
+def fork(_: Any) -> PlainTextResponse:
+    """Fork from a thread. Parent and child then use the same limiter; a child that hangs is ended by a signal."""
+    child = os.fork()
+    status = 1
+    try:
+        if not child:
+            signal.alarm(20)
+        with contextlib.suppress(StoreError):
+            LIMITER.hit("forks", "1000/minute")
+        status = 0
+    finally:
+        if not child:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    return PlainTextResponse(f"the child ended with {status}", status_code=500 if status else 200)
+
+
 async def process(_: Any) -> JSONResponse:
     """What this process holds. Collects garbage first, so that only what is kept counts."""
     gc.collect()
@@ -68,6 +88,7 @@ app = LimitGate(
             Route("/hello", hello),
             Route("/slow", slow),
             Route("/login", login, methods=["POST"]),
+            Route("/fork", fork),
             Route("/process", process),
             WebSocketRoute("/chat", chat),
         ]

@@ -162,6 +162,8 @@ def stage() -> Path:
             target.write_text(rewritten(file.read_text("utf-8"), path), "utf-8")
         else:
             target.write_bytes(file.read_bytes())
+    for name in ("site.css", "site.js"):
+        shutil.copyfile(Path(__file__).with_name(name), PAGES / name)
     (PAGES / "api.md").write_text(reference(), "utf-8")
     entries = sections()
     text = (ROOT / "mkdocs.yml").read_text("utf-8").removesuffix("nav:\n")

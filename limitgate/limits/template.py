@@ -84,6 +84,7 @@ class PlanTemplate:
         "buckets",
         "charges",
         "counts",
+        "encodings",
         "facts",
         "has_slots",
         "is_enforced",
@@ -104,6 +105,8 @@ class PlanTemplate:
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
         self.charges: tuple[Charge, ...] = tuple(charges)
+        self.encodings: dict[object, Any] = {}
+        """What stores keep of it, by function, as long as it lives: a reload replaces it."""
         self.buckets: tuple[tuple[Bucket, int, bool, tuple[Row, ...]], ...] = tuple(
             [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
         )
@@ -466,9 +469,10 @@ Sequence.register(PlainSpend)
 
 
 class RefundTemplate:
-    __slots__ = ("charges", "costs", "counts", "facts", "is_of_all", "load", "parts", "shape", "states")
+    __slots__ = ("charges", "costs", "counts", "encodings", "facts", "is_of_all", "load", "parts", "shape", "states")
 
     def __init__(self, template: PlanTemplate, costs: Sequence[int]) -> None:
+        self.encodings: dict[object, Any] = {}
         self.costs: Sequence[int] = costs
         self.charges: list[int] = []
         self.states: list[int] = []

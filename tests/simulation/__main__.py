@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import time
 from contextlib import nullcontext
@@ -40,6 +41,7 @@ def _show(seed: int, steps: int | None) -> int:
 def _run(options: argparse.Namespace) -> int:
     began, steps, us, bad = time.perf_counter(), 0, 0, 0
     seeds = range(options.first, options.first + options.seeds)
+    gc.freeze()
     for number, seed in enumerate(seeds, 1):
         world = simulate(seed, steps=options.steps)
         steps, us = steps + world.steps, us + world.us
@@ -50,6 +52,9 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{world.findings[0]}\n  repeat with: python -m tests.simulation {repeat}", flush=True)
             if not options.keep_going:
                 break
+        if number % 10 == 0:
+            # Histories run without garbage collection.
+            gc.collect()
         if number % 1000 == 0:
             _tell(number, steps, us, began)
     _tell(number, steps, us, began)

@@ -11,13 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from importlib.resources import files
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from limitgate.algorithms import plain_pieces
 from limitgate.algorithms.base import compiled, each_window
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, ScriptVariant, straight_of
+from limitgate.limits.template import (
+    PlainRefund,
+    PlainSpend,
+    PlanTemplate,
+    RefundTemplate,
+    ScriptVariant,
+    straight_of,
+)
 
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
@@ -29,6 +36,22 @@ _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
 """Unexpected buckets; all charges fitted."""
+
+
+_T = TypeVar("_T", PlanTemplate, RefundTemplate)
+_Encoded = TypeVar("_Encoded")
+
+
+def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
+    """Keep the result in the template. A cache by template would keep the templates of replaced rules."""
+
+    def encoded(template: _T) -> _Encoded:
+        found: _Encoded | None = template.encodings.get(encoded)
+        if found is None:
+            found = template.encodings[encoded] = encode(template)
+        return found
+
+    return encoded
 
 
 class Script(NamedTuple):
@@ -77,14 +100,14 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
                 is_mixed = True
     elif len(keys) == 1 and not first.has_slots:
         key = keys[0].encode()
-        before, after = _around_key(words, len(key), first)
-        return before + key + after
+        # Without a call, most times.
+        after: bytes = first.encodings.get(_after_key) or _after_key(first)
+        return _before_key(words, len(key)) + key + after
     slots = b""
     if first.has_slots:
         slots = _bulk(struct.pack(f"<{len(plans)}d", *[plan.slot for plan in plans]))
     if not is_mixed:
-        before, after = _around_keys(words, len(keys), first)
-        return before + _packed_keys(keys) + after + slots
+        return _head(words, len(keys), 1 + first.has_slots) + _packed_keys(keys) + _EMPTY + _asked(first) + slots
     templates = [plan.template for plan in plans]
     numbers = {template: number for number, template in enumerate(dict.fromkeys(templates), 1)}
     which = struct.pack(f"<{len(templates)}H", *[numbers[template] for template in templates])
@@ -105,14 +128,13 @@ def _head(words: tuple[str, str], keys: int, templates: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _around_keys(words: tuple[str, str], keys: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    return _head(words, keys, 1 + template.has_slots), _EMPTY + _asked(template)
+def _before_key(words: tuple[str, str], size: int) -> bytes:
+    return _head(words, 1, 1) + b"$%d\r\n" % size
 
 
-@lru_cache(maxsize=1024)
-def _around_key(words: tuple[str, str], size: int, template: PlanTemplate) -> tuple[bytes, bytes]:
-    before, after = _around_keys(words, 1, template)
-    return before + b"$%d\r\n" % size, b"\r\n" + after
+@encoded_once
+def _after_key(template: PlanTemplate) -> bytes:
+    return b"\r\n" + _EMPTY + _asked(template)
 
 
 def _packed_keys(keys: Sequence[str]) -> bytes:
@@ -123,12 +145,12 @@ def _packed_keys(keys: Sequence[str]) -> bytes:
     return b"".join([_bulk(key.encode()) for key in keys])
 
 
-@lru_cache(maxsize=1024)
+@encoded_once
 def _asked(template: PlanTemplate) -> bytes:
     return _packed_windows([(bucket, cost) for bucket, cost, *_ in template.buckets])
 
 
-@lru_cache(maxsize=1024)
+@encoded_once
 def _asked_back(template: RefundTemplate) -> bytes:
     return _packed_windows([(charge.bucket, charge.cost) for charge, *_ in template.parts])
 

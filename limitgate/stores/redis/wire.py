@@ -42,7 +42,7 @@ from limitgate.limits.template import (
     ScriptVariant,
 )
 from limitgate.stores.base import INDEX_SECONDS, ConfigRequest, FleetRequest, StoredConfig, StoredFleet
-from limitgate.stores.redis.plain import Script, packed as packed_plain, packed_refunds, words_of
+from limitgate.stores.redis.plain import Script, encoded_once, packed as packed_plain, packed_refunds, words_of
 
 try:
     from hiredis import ProtocolError, PushNotification, Reader, pack_command
@@ -206,7 +206,7 @@ def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
     return [*keys, struct.pack(f"<{len(which)}H", *which), *distinct]
 
 
-@lru_cache(maxsize=1024)
+@encoded_once
 def _packed_plain(template: PlanTemplate) -> Sequence[bytes]:
     return _packed_charges(Plan.spend(template.charges))
 
@@ -217,7 +217,7 @@ def _packed_slots(plan: PlainSpend, packed_charges: Sequence[bytes]) -> list[byt
     return [packed + more if charge.bucket.has_slots else packed for packed, charge in each]
 
 
-@lru_cache(maxsize=1024)
+@encoded_once
 def _packed_refunds(template: RefundTemplate) -> Sequence[bytes]:
     last = len(template.parts) - 1
     return [

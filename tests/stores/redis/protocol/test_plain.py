@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +84,22 @@ class Twins:
 
     def kept(self, keys: Sequence[str]) -> list[tuple[Any, Any]]:
         return [(self.client.get(key), self.client.get(key + TTL_SUFFIX)) for key in keys]
+
+
+def test_what_is_sent_keeps_no_template() -> None:
+    """Each reload replaces all templates."""
+    made = template("7/second")
+    back = RefundTemplate(made, [0])
+    before = sys.getrefcount(made), sys.getrefcount(back)
+    for keys in (fresh(), fresh()):
+        spent = made.reading(keys, 0, (0,), admitted=True)
+        for plans in ([spent], [spent, spent], [spent, template("8/second").asked(keys)]):
+            plain.packed(plain.words_of(made.shape, in_full=False), plans)
+        plain.packed_refunds(plain.words_of(back.shape, in_full=False), back.shape, [back.of(spent)])
+        assert wire._packed_plain(made) is wire._packed_plain(made)
+        assert wire._packed_refunds(back) is wire._packed_refunds(back)
+    del spent, plans
+    assert (sys.getrefcount(made), sys.getrefcount(back)) == before
 
 
 VISITS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS))
