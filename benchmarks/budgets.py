@@ -1,9 +1,13 @@
 """A budget for language models, shared by processes, against a provider that counts: ``python -m benchmarks.budgets``.
 
-Prints how much of the provider's limit was used, and how many requests it refused. Answers have 1 to 30 times as many tokens as
-the input. ``--limiter`` measures a peer, with ``--python`` of the environment in which it is installed; there, and with
-``--maximum 300``, requests name a maximum of output tokens. With ``--streams`` it prints what reading a stream of 10,000 events
-along costs.
+Measures LimitGate and its peers one after the other: how much of the provider's limit they use, and how many requests it
+refuses. Answers have 1 to 30 times as many tokens as the input. ``--write`` puts the table into docs/budgets.md. ``--python``
+is that of an environment with the peers, made by::
+
+    python3.12 -m venv peers && peers/bin/pip install litellm token-throttle httpx2 redis
+
+``--limiter`` and ``--counting`` select rows. With ``--streams`` it prints what reading a stream of 10,000 events along costs, in
+a client and behind a gate.
 """
 
 from __future__ import annotations
@@ -20,12 +24,13 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import openai
 
-from benchmarks.budget_worker import INPUT, LIMITERS, QUESTION
+from benchmarks.budget_worker import INPUT, QUESTION
+from handbook.reference import inserted
 from limitgate import Limiter, MemoryStore
 from limitgate.httpx2 import RateLimitTransport
 from limitgate.llm import Budget
@@ -35,6 +40,15 @@ from tests.support.redis_server import RedisServer
 TOKENS = 50_000
 """Tokens per minute."""
 WORKER = Path(__file__).with_name("budget_worker.py")
+PAGE = Path(__file__).parent.parent / "docs" / "budgets.md"
+WITHOUT = ", no maximum"
+"""Of a limiter whose requests name no maximum of output tokens. The peers need one."""
+ROWS = ["limitgate", f"limitgate{WITHOUT}", "token-throttle", "litellm"]
+COUNTINGS = ["bucket", "fixed", "sliding"]
+HEAD = (
+    "| limiter | provider counts by | tokens used | of what it admits | requests that it refused | errors |",
+    "|---|---|---:|---:|---:|---|",
+)
 
 
 @contextlib.contextmanager
@@ -68,42 +82,73 @@ def provide(asked: Any, options: dict[str, Any]) -> None:
             asked.send([(call.at, call.status, call.input + call.output) for call in provider.calls])
 
 
-def share(arguments: argparse.Namespace) -> None:
+class Row(NamedTuple):
+    """One run of a limiter."""
+
+    limiter: str
+    counting: str
+    tokens: int
+    """That the provider admitted."""
+    requests: int
+    refused: int
+    """By the provider."""
+    failed: int
+    """Tasks that ended with an error."""
+
+    def written(self, seconds: float) -> str:
+        """A line of the table."""
+        minutes = seconds / 60
+        most = TOKENS * (1 + minutes if self.counting == "bucket" else max(1, minutes))
+        failed = f"{self.failed} tasks failed" if self.failed else "-"
+        refused = f"{self.refused} of {self.requests} ({self.refused / max(1, self.requests):.1%})"
+        return f"| {self.limiter} | {self.counting} | {self.tokens:,} | {self.tokens / most:.1%} | {refused} | {failed} |"
+
+
+def measured(limiter: str, counting: str, arguments: argparse.Namespace) -> Row:
     """Measure what several processes use of one limit."""
+    name, _, without = limiter.partition(WITHOUT)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = RedisServer(port=str(port))
-    with provider_elsewhere(limits={"tokens": (TOKENS, 60.0)}, counting=arguments.counting) as (url, provider):
-        numbers = [arguments.seconds, arguments.tasks // arguments.processes, TOKENS, arguments.maximum]
-        command = [arguments.python, str(WORKER), arguments.limiter, url, f"redis://127.0.0.1:{port}/0", *map(str, numbers)]
-        # The peers' environments have no LimitGate.
-        environment = dict(os.environ) if arguments.limiter != "limitgate" else {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    with provider_elsewhere(limits={"tokens": (TOKENS, 60.0)}, counting=counting) as (url, provider):
+        numbers = [arguments.seconds, arguments.tasks // arguments.processes, TOKENS, 0 if without else 30 * INPUT]
+        # The peers' environment has no LimitGate.
+        python, path = (sys.executable, str(Path.cwd())) if name == "limitgate" else (arguments.python, "")
+        command = [python, str(WORKER), name, url, f"redis://127.0.0.1:{port}/0", *map(str, numbers)]
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+            )
             for _ in range(arguments.processes)
         ]
         pipes = [(worker.stdin, worker.stdout) for worker in workers if worker.stdin and worker.stdout]
         for _, out in pipes:
             if out.readline() != "ready\n":
                 raise RuntimeError("a worker did not get ready")
+        if counting == "fixed":
+            # The run has one window.
+            time.sleep(-time.time() % 60 + 0.01)
         began = time.time()
         for into, _ in pipes:
             into.write("\n")
             into.flush()
-        for worker in workers:
-            worker.communicate(timeout=arguments.seconds + 60)
+        failed = sum([int(worker.communicate(timeout=arguments.seconds + 60)[0]) for worker in workers])
         provider.send("calls")
         calls = [call for call in provider.recv() if began <= call[0] < began + arguments.seconds]
     server.stop()
     refused = sum(status == 429 for _, status, _ in calls)
-    spent = sum(tokens for *_, tokens in calls)
-    limit = TOKENS * arguments.seconds / 60
-    print(
-        f"{arguments.limiter}, {arguments.counting}: {len(calls)} requests in {arguments.seconds:.0f} s, {spent:,} tokens, "
-        f"{spent / limit:.1%} of the limit; a full bucket and the limit are {limit + TOKENS:,.0f} tokens, "
-        f"{spent / (limit + TOKENS):.1%} used"
-    )
-    print(f"refused by the provider: {refused} ({refused / len(calls):.2%})")
+    return Row(limiter, counting, sum(tokens for *_, tokens in calls), len(calls), refused, failed)
+
+
+def share(arguments: argparse.Namespace) -> None:
+    """Measure the limiters one after the other, and print or write a table."""
+    lines = list(HEAD)
+    for limiter in arguments.limiter or ROWS:
+        for counting in arguments.counting or COUNTINGS:
+            lines.append(measured(limiter, counting, arguments).written(arguments.seconds))
+            print(f"{lines[-1]} load {os.getloadavg()[0]:.1f}", flush=True)
+    if arguments.write:
+        PAGE.write_text(inserted(PAGE.read_text(), "budgets", "\n".join(lines)))
 
 
 def streams() -> None:
@@ -149,13 +194,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--tasks", type=int, default=200)
-    parser.add_argument("--counting", default="bucket", choices=["bucket", "fixed", "sliding"])
-    parser.add_argument("--limiter", default="limitgate", choices=list(LIMITERS))
+    parser.add_argument("--counting", action="append", choices=COUNTINGS)
+    parser.add_argument("--limiter", action="append", choices=ROWS)
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--maximum", type=int, default=0)
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
-    if arguments.limiter != "limitgate" and not arguments.maximum:
-        arguments.maximum = 30 * INPUT
     if arguments.streams:
         streams()
     else:

@@ -195,6 +195,8 @@ class ASGIExchange(Exchange):
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message to deliver later, and its charge."""
 
+    _feed: Callable[[bytes], object] | None = None
+    """Reads chunks of a response that has begun."""
     _shown = -1
     _buffer: ReceiveBuffer | None = None
     _is_closed = False
@@ -335,11 +337,9 @@ class ASGIExchange(Exchange):
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
         """`send_any` for a response that is read along: faster for chunks."""
-        admission = self._admission
-        if message["type"] == "http.response.body" and message.get("more_body") and admission.has_begun and not self._is_closed:
-            meter = admission.meter
-            if meter is not None:
-                meter.feed(message.get("body") or b"")
+        feed = self._feed
+        if feed is not None and message["type"] == "http.response.body" and message.get("more_body"):
+            feed(message.get("body") or b"")
             return self._send(message)
         return self.send_any(message)
 
@@ -353,6 +353,8 @@ class ASGIExchange(Exchange):
                 await self._begin_refused(message, admission.refusal)
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
+            if admission.meter is not None:
+                self._feed = admission.meter.feed
             show_outside(self.scope, self._outer_scope)
             self._shown = len(self.scope)
             if kind in _STARTS and (fields := raw_response_fields(admission)):

@@ -29,6 +29,8 @@ _AT_ONCE = 65_536
 """Decompressed bytes per step."""
 _BATCH = 16_384
 """Bytes of events per step."""
+_MOST_SKIPPED = 63
+"""Steps between two whose text is read."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
@@ -40,7 +42,6 @@ _TEXT = re.compile(_KEYS + _STRING)
 _PLAIN = re.compile(rb"(?:(?:event: ?+[a-z._]{1,64}+\n)?+data:[^\n]*+\n\n)*+")
 """At most a type and one line of data."""
 _OBJECT = re.compile(rb"\s*+:\s*+(?=\{)")
-_USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
 _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
 _CREATED = "cache_creation_input_tokens"
@@ -168,7 +169,8 @@ class Reader:
 class EventReader(Reader):
     r"""Reads server-sent events.
 
-    Output text is the first text of each ``delta``. Its size is exact, except in events above `MOST_EXAMINED` bytes.
+    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes, and in long
+    streams between steps that are read.
     """
 
     def __init__(self) -> None:
@@ -183,8 +185,10 @@ class EventReader(Reader):
         """Bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
-        self._frame = b"", b"", 0
-        """Frame of usual text events, and quotes."""
+        self._lines, self._length, self._others = 1, 0, 0
+        """Lines and bytes of the last step that was read, and its bytes without output text."""
+        self._skips = self._left = 0
+        """Steps to skip after it; those that are left."""
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
@@ -233,28 +237,25 @@ class EventReader(Reader):
             del self._pending[:-_END]
 
     def _examine_all(self, events: bytes) -> None:
-        if not self._cut and len(events) <= MOST_EXAMINED:
-            size = self._size_in_frames(events)
-            if size is None and _PLAIN.fullmatch(events) and not _USAGE.search(events):
-                size = _size_of(b"".join(_DELTA.findall(events)))
-                self._frame = _frame_of(events[: events.find(b"\n\n") + 2])
-            if size is not None:
-                self._is_first = False
-                self._text += size
+        # All reports have such names. Text can't, because its quotes are escaped.
+        if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events:
+            lines = events.count(b"\n")
+            # Lines of the same length have as much beside the text, too.
+            is_alike = 8 * abs(len(events) * self._lines - self._length * lines) <= self._length * lines
+            if is_alike and self._left:
+                self._left -= 1
+                self._text += max(0, len(events) - self._others * lines // self._lines)
                 return
+            if _PLAIN.fullmatch(events):
+                size = _size_of(b"".join(_DELTA.findall(events)))
+                self._text += size
+                self._is_first = False
+                self._skips = self._left = min(2 * self._skips + 1, _MOST_SKIPPED) if is_alike else 0
+                self._lines, self._length, self._others = lines, len(events), len(events) - size
+                return
+            self._left = 0
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
-
-    def _size_in_frames(self, events: bytes) -> int | None:
-        """Size of text in otherwise equal events, in a third of the time.
-
-        Text has no quotes, so only text is between two frames.
-        """
-        begin, end, quotes = self._frame
-        if not quotes or b"\\" in events or not (events.startswith(begin) and events.endswith(end)):
-            return None
-        many = events.count(end + begin) + 1
-        return len(events) - many * len(end + begin) if events.count(b'"') == many * quotes else None
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         """A line feed after a carriage return belongs to it, also in the next chunk."""
@@ -374,15 +375,6 @@ def reader_for(content_type: str, content_encoding: str = "") -> Reader:
     reader = EventReader() if is_stream else BodyReader()
     encoding = content_encoding.strip().lower()
     return reader if encoding in ("", "identity") else CompressedReader(reader, encoding)
-
-
-def _frame_of(event: bytes) -> tuple[bytes, bytes, int]:
-    """The frame of an event's only text, and its quotes."""
-    found = [*_DELTA.finditer(event)]
-    if len(found) != 1:
-        return b"", b"", 0
-    begin, end = event[: found[0].start(1)], event[found[0].end(1) :]
-    return begin, end, begin.count(b'"') + end.count(b'"')
 
 
 def _size_of(text: bytes) -> int:
