@@ -6,8 +6,8 @@ is that of an environment with the peers, made by::
 
     python3.12 -m venv peers && peers/bin/pip install litellm token-throttle httpx2 redis
 
-``--limiter`` and ``--counting`` select rows. With ``--streams`` it prints what reading a stream of 10,000 events along costs, in
-a client and behind a gate.
+``--limiter`` and ``--counting`` select rows. With ``--streams`` it prints what reading a stream of 10,000 events along costs,
+in a client and behind a gate.
 """
 
 from __future__ import annotations

@@ -29,8 +29,10 @@ _AT_ONCE = 65_536
 """Decompressed bytes per step."""
 _BATCH = 16_384
 """Bytes of events per step."""
-_MOST_SKIPPED = 63
-"""Steps between two whose text is read."""
+_WHOLLY = 32_768
+"""Bytes of events whose text is read wholly."""
+_PART = 512
+"""Bytes of each further step whose text is read."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
@@ -169,8 +171,8 @@ class Reader:
 class EventReader(Reader):
     r"""Reads server-sent events.
 
-    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes, and in long
-    streams between steps that are read.
+    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes, and by samples
+    after `_WHOLLY` bytes.
     """
 
     def __init__(self) -> None:
@@ -185,10 +187,8 @@ class EventReader(Reader):
         """Bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
-        self._lines, self._length, self._others = 1, 0, 0
-        """Lines and bytes of the last step that was read, and its bytes without output text."""
-        self._skips = self._left = 0
-        """Steps to skip after it; those that are left."""
+        self._read = 0
+        """Bytes of events whose text was read."""
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
@@ -237,23 +237,15 @@ class EventReader(Reader):
             del self._pending[:-_END]
 
     def _examine_all(self, events: bytes) -> None:
-        # All reports have such names. Text can't, because its quotes are escaped.
+        # Every report has such names. Text can't, because its quotes are escaped.
         if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events:
-            lines = events.count(b"\n")
-            # Lines of the same length have as much beside the text, too.
-            is_alike = 8 * abs(len(events) * self._lines - self._length * lines) <= self._length * lines
-            if is_alike and self._left:
-                self._left -= 1
-                self._text += max(0, len(events) - self._others * lines // self._lines)
-                return
-            if _PLAIN.fullmatch(events):
-                size = _size_of(b"".join(_DELTA.findall(events)))
-                self._text += size
+            end = len(events) if self._read < _WHOLLY else events.find(b"\n\n", _PART) + 2
+            part = events[:end] if end > 1 else events
+            if _PLAIN.fullmatch(part):
                 self._is_first = False
-                self._skips = self._left = min(2 * self._skips + 1, _MOST_SKIPPED) if is_alike else 0
-                self._lines, self._length, self._others = lines, len(events), len(events) - size
+                self._read += len(part)
+                self._text += _size_of(b"".join(_DELTA.findall(part))) * len(events) // len(part)
                 return
-            self._left = 0
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
 

@@ -491,7 +491,7 @@ alike = st.lists(
 
 @given(runs=alike, size=st.sampled_from([1_000, 16_384, 40_000]))
 def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int) -> None:
-    """The first 32 KB are read exactly, and usage always is. Of further text, as much may be missed as lines may differ."""
+    """The first 32 KB are read exactly, and usage always is. The rest is estimated from a part of each step."""
     stream = b"".join([event * many for many, event in runs])
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     alone = EventReader()
@@ -502,7 +502,9 @@ def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int
     assert isinstance(together, EventReader)
     together._examine_fed()
     assert (together._input, together._output) == (alone._input, alone._output)
-    assert abs(together._text - alone._text) <= max(0, len(stream) - 32_768) / 8
+    assert abs(together._text - alone._text) <= max(0, len(stream) - 32_768) * 0.7
+    if len(stream) <= 32_768 or len(runs) == 1:
+        assert together._text == alone._text
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -513,7 +515,7 @@ def test_text_of_a_long_stream_is_estimated(kind: str) -> None:
     text = 0
     for place, event in enumerate(stream):
         if TOKEN.encode() in event and event.count(b'delta"'):
-            word = rnd.choice(["a", "word", "a longer one", "\"quoted\"\n", "\u00fcber"]) * (1 + 5 * (place > many // 2))
+            word = rnd.choice(["a", "word", "a longer one", '"quoted"\n', "\u00fcber"]) * (1 + 5 * (place > many // 2))
             stream[place] = event.replace(TOKEN.encode(), json.dumps(word, ensure_ascii=False)[1:-1].encode())
             text += len(word.encode())
         if place % 500 == 499:
