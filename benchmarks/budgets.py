@@ -249,9 +249,9 @@ def rounds(read: Reads, many: int, events: int) -> list[tuple[tuple[float, float
 def compared(name: str, read: Reads) -> None:
     """Print what reading along costs."""
     rounds(read, 2, 100)
-    cpu = statistics.median(ours[0] / theirs[0] for ours, theirs in rounds(read, 31, EVENTS))
+    cpu = statistics.median(ours[0] / theirs[0] for ours, theirs in rounds(read, 15, EVENTS))
     # The provider writes a stream before it sends it, so a long one hides the difference.
-    first = statistics.median(ours[1] - theirs[1] for ours, theirs in rounds(read, 201, 10))
+    first = statistics.median(ours[1] - theirs[1] for ours, theirs in rounds(read, 101, 10))
     print(f"{name}, a stream of {EVENTS:,} events: {cpu:.3f} times the CPU, first byte {first * 1000:+.2f} ms")
 
 
