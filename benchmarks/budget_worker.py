@@ -99,6 +99,9 @@ async def by_litellm() -> AsyncIterator[Ask]:
         disable_cooldowns=True,
     )
 
+    # The first call imports much. Another key, so that it doesn't count.
+    await litellm.acompletion(model="openai/m", api_base=f"{URL}/v1", api_key="y", messages=QUESTION, max_tokens=1)
+
     async def ask() -> bool:
         try:
             await router.acompletion(**BODY)

@@ -190,6 +190,11 @@ def share(arguments: argparse.Namespace) -> None:
         for counting in arguments.counting or COUNTINGS:
             lines.append(measured(limiter, counting, arguments).written(arguments.seconds))
             print(f"{lines[-1]} load {os.getloadavg()[0]:.1f}", flush=True)
+    versions = "print(', '.join(f'{name} {version(name)}' for name in ('litellm', 'token-throttle')))"
+    command = [arguments.python, "-c", f"from importlib.metadata import version; {versions}"]
+    peers = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    most = f"a maximum of {30 * INPUT} output tokens"
+    lines += ["", f"Requests name {most}, except of rows without one. {peers}; the lock of token-throttle may take 60 seconds."]
     if arguments.write:
         PAGE.write_text(inserted(PAGE.read_text(), "budgets", "\n".join(lines)))
 
