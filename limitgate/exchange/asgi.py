@@ -23,7 +23,7 @@ from limitgate.http.rate_fields import Fields, raw, raw_without
 from limitgate.http.request import Scope
 from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
-from limitgate.llm.metering import ResponseMeter
+from limitgate.llm.metering import LONGEST_CHUNK, MOST_CHUNKS, ResponseMeter
 from limitgate.process.clock import asyncio_loop
 from limitgate.routes import STATUS
 
@@ -88,8 +88,10 @@ def _read_along(meter: ResponseMeter, message: Message) -> None:
     """The last message settles the request before it is sent."""
     kind = message["type"]
     if kind == "http.response.body":
-        meter.feed(message.get("body") or b"")
-        if not message.get("more_body"):
+        meter.kept.append(message.get("body") or b"")
+        if message.get("more_body"):
+            meter.read()
+        else:
             meter.over()
     elif kind == "http.response.start":
         fields = {bytes(name).lower(): value for name, value in message.get("headers") or ()}
@@ -193,6 +195,9 @@ class ASGIExchange(Exchange):
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
     """A message to deliver later, and its charge."""
 
+    _meter: ResponseMeter
+    _kept: list[bytes] | None = None
+    """Chunks of a response that has begun, for the meter."""
     _shown = -1
     _buffer: ReceiveBuffer | None = None
     _is_closed = False
@@ -333,15 +338,16 @@ class ASGIExchange(Exchange):
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
         """`send_any` for a response that is read along: faster for chunks."""
-        admission = self._admission
-        if message["type"] == "http.response.body" and message.get("more_body") and admission.has_begun and not self._is_closed:
-            meter = admission.meter
-            if meter is not None:
-                meter.feed(message.get("body") or b"")
+        kept = self._kept
+        if kept is not None and message.get("more_body"):
+            chunk = message.get("body") or b""
+            kept.append(chunk)
+            if len(kept) >= MOST_CHUNKS or len(chunk) > LONGEST_CHUNK:
+                self._meter.read()
             return self._send(message)
         return self.send_any(message)
 
-    async def send_any(self, message: Message) -> None:  # noqa: C901 - calls slow down every message
+    async def send_any(self, message: Message) -> None:  # noqa: C901, PLR0912 - calls slow down every message
         """`send` for requests that need more than rate fields."""
         admission, kind = self.open_admission(), message["type"]
         if admission.meter is not None:
@@ -351,6 +357,8 @@ class ASGIExchange(Exchange):
                 await self._begin_refused(message, admission.refusal)
                 return
             admission.begun(message.get("status") or _STATUSES[kind])
+            if admission.meter is not None:
+                self._meter, self._kept = admission.meter, admission.meter.kept
             show_outside(self.scope, self._outer_scope)
             self._shown = len(self.scope)
             if kind in _STARTS and (fields := raw_response_fields(admission)):

@@ -95,6 +95,12 @@ class Budget(NamedTuple):
         return [row for row in self.rows.values() if -row.lasts * SECOND < self.now - row.at < row.lasts * SECOND]
 
     @property
+    def reserved_ago(self) -> float | None:
+        """Seconds since the oldest report of what is reserved; None if nothing is."""
+        reported = [row.at for row in self.live if any(row.reserved)]
+        return max(0.0, (self.now - min(reported)) / SECOND) if reported else None
+
+    @property
     def waiting(self) -> int:
         """Requests that wait. The line is exact; the rows have those behind it, and are up to a second old."""
         return max(self.in_line, sum([row.waiting for row in self.live])) if self.in_line else 0

@@ -11,6 +11,8 @@ from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
 """A hundred times these is never absurd: applications add input."""
+MOST_CHUNKS, LONGEST_CHUNK = 64, 1024
+"""Chunks to keep, and bytes of one, until they are read: a call for each would cost more than reading."""
 _log = logging.getLogger("limitgate")
 
 
@@ -30,6 +32,8 @@ class ResponseMeter:
         self._is_over = False
         self.feed: Callable[[bytes], object] = bool
         """Never raises."""
+        self.kept: list[bytes] = []
+        """Chunks for the next `read`."""
 
     def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
         """A failed request costs no tokens."""
@@ -39,10 +43,17 @@ class ResponseMeter:
             self._reader = reader_for(content_type, content_encoding)
             self.feed = self._reader.feed
 
+    def read(self) -> None:
+        """Read the chunks that are kept."""
+        chunks = b"".join(self.kept)
+        self.kept.clear()
+        self.feed(chunks)
+
     def over(self, status: int | None = None) -> None:
         """Settle once. ``status`` is for a response without a start."""
         if self._is_over:
             return
+        self.read()
         into, out = self._expected
         if self._reader is None:
             # The application may have done the work for a client that left.

@@ -29,6 +29,10 @@ _AT_ONCE = 65_536
 """Decompressed bytes per step."""
 _BATCH = 16_384
 """Bytes of events per step."""
+_WHOLLY = 32_768
+"""Bytes of events whose text is read wholly."""
+_PART = 512
+"""Bytes of each further step whose text is read."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
@@ -40,7 +44,6 @@ _TEXT = re.compile(_KEYS + _STRING)
 _PLAIN = re.compile(rb"(?:(?:event: ?+[a-z._]{1,64}+\n)?+data:[^\n]*+\n\n)*+")
 """At most a type and one line of data."""
 _OBJECT = re.compile(rb"\s*+:\s*+(?=\{)")
-_USAGE = re.compile(rb'"usage"\s*+:\s*+\{')
 _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
 _CREATED = "cache_creation_input_tokens"
@@ -168,7 +171,8 @@ class Reader:
 class EventReader(Reader):
     r"""Reads server-sent events.
 
-    Output text is the first text of each ``delta``. Its size is exact, except in events above `MOST_EXAMINED` bytes.
+    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes, and by samples
+    after `_WHOLLY` bytes.
     """
 
     def __init__(self) -> None:
@@ -183,8 +187,8 @@ class EventReader(Reader):
         """Bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
-        self._frame = b"", b"", 0
-        """Frame of usual text events, and quotes."""
+        self._read = 0
+        """Bytes of events whose text was read."""
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
@@ -232,28 +236,17 @@ class EventReader(Reader):
             del self._pending[:-_END]
 
     def _examine_all(self, events: bytes) -> None:
-        if not self._cut and len(events) <= MOST_EXAMINED:
-            size = self._size_in_frames(events)
-            if size is None and _PLAIN.fullmatch(events) and not _USAGE.search(events):
-                size = _size_of(b"".join(_DELTA.findall(events)))
-                self._frame = _frame_of(events[: events.find(b"\n\n") + 2])
-            if size is not None:
+        # Every report has such names. Text can't, because its quotes are escaped.
+        if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events:
+            end = len(events) if self._read < _WHOLLY else events.find(b"\n\n", _PART) + 2
+            part = events[:end] if end > 1 else events
+            if _PLAIN.fullmatch(part):
                 self._is_first = False
-                self._text += size
+                self._read += len(part)
+                self._text += _size_of(b"".join(_DELTA.findall(part))) * len(events) // len(part)
                 return
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
-
-    def _size_in_frames(self, events: bytes) -> int | None:
-        """Size of text in otherwise equal events, in a third of the time.
-
-        Text has no quotes, so only text is between two frames.
-        """
-        begin, end, quotes = self._frame
-        if not quotes or b"\\" in events or not (events.startswith(begin) and events.endswith(end)):
-            return None
-        many = events.count(end + begin) + 1
-        return len(events) - many * len(end + begin) if events.count(b'"') == many * quotes else None
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         """A line feed after a carriage return belongs to it, also in the next chunk."""
@@ -373,15 +366,6 @@ def reader_for(content_type: str, content_encoding: str = "") -> Reader:
     reader = EventReader() if is_stream else BodyReader()
     encoding = content_encoding.strip().lower()
     return reader if encoding in ("", "identity") else CompressedReader(reader, encoding)
-
-
-def _frame_of(event: bytes) -> tuple[bytes, bytes, int]:
-    """The frame of an event's only text, and its quotes."""
-    found = [*_DELTA.finditer(event)]
-    if len(found) != 1:
-        return b"", b"", 0
-    begin, end = event[: found[0].start(1)], event[found[0].end(1) :]
-    return begin, end, begin.count(b'"') + end.count(b'"')
 
 
 def _size_of(text: bytes) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import logging
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -326,7 +327,7 @@ def test_output_without_a_maximum_is_learned_from_answers() -> None:
 # --- clients that leave -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("events", [0, 1, 2])
+@pytest.mark.parametrize("events", [0, 1, 2, 100])
 def test_a_client_that_leaves_pays_for_what_arrived(events: int) -> None:
     store, rule = MemoryStore(Clock()), llm()
 
@@ -334,7 +335,7 @@ def test_a_client_that_leaves_pays_for_what_arrived(events: int) -> None:
         await receive()
         if events:
             await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
-        for chunk in HELLO[:events]:
+        for chunk in (HELLO * 50)[:events]:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         assert (await receive())["type"] == "http.disconnect"
 
@@ -372,6 +373,53 @@ def test_a_wsgi_server_that_closes_early() -> None:
     assert next(iter(chunks)) == HELLO[0]
     chunks.close()
     assert [window.used for window in Limiter(store).bucket(rule).peek().windows] == [1, 110]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("step", [1, 7, 5_000])
+@pytest.mark.parametrize("reports", [True, False])
+def test_streams_that_are_split_anywhere(door: str, step: int, *, reports: bool) -> None:
+    """Inside of a character, too."""
+    text = "\u00e4\u20ac\U0001f600"
+    event = f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'.encode()
+    stream = event * 100 + LAST * reports
+    chunks = [stream[at : at + step] for at in range(0, len(stream), step)]
+    arrived = 100 + 100 * len(text.encode()) // 4
+    assert used(door, llm(), Answer(chunks, headers=SSE)) == [1, 97 if reports else arrived]
+
+
+def test_the_last_message_may_have_the_report() -> None:
+    store, rule = MemoryStore(Clock()), llm()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": HELLO[0] + LAST[:20], "more_body": True})
+        await send({"type": "http.response.body", "body": LAST[20:]})
+
+    asyncio.run(asgi_reply(LimitGate(app, rules=[rule], store=store), "/", "POST", body=json.dumps(QUESTION).encode()))
+    assert [window.used for window in Limiter(store).bucket(rule).peek().windows] == [1, 97]
+
+
+@pytest.mark.parametrize("chunk", [HELLO[0], b"data: " + b"x" * 50_000], ids=["events", "an event without end"])
+def test_memory_is_flat_while_a_stream_passes(chunk: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        message = {"type": "http.response.body", "body": chunk, "more_body": True}
+        for sent in range(2_000):
+            if sent == 200:
+                tracemalloc.start()
+            await send({**message, "body": bytes(bytearray(chunk))})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def drop(_: Any) -> None:
+        """As a server that has sent it."""
+
+    wire = Wire({"type": "http.request", "body": json.dumps(QUESTION).encode()})
+    gate = LimitGate(app, rules=[llm()], store=MemoryStore(Clock()))
+    asyncio.run(gate(http_scope("/", "POST"), wire.receive, drop))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 500_000
 
 
 def test_streams_are_passed_on_at_once() -> None:

@@ -90,6 +90,7 @@ def _fields(budget: Budget) -> dict[str, Any]:
     ]
     return {
         "windows": windows,
+        "reserved_ago": budget.reserved_ago,
         "waiting": budget.waiting,
         "tenants": dict(tenants),
         "held": budget.held,
@@ -110,6 +111,8 @@ def _print(name: str, budget: Budget) -> None:
     say(f"{_short(name)}:")
     print_table(("Counts", "Limit", "Used", "Reserved", "Remaining", "Full in", "Provider says"), rows)
     who = f", of {listed([f'{tenant} ({many:,})' for tenant, many in tenants.most_common()])}" if tenants else ""
+    if budget.reserved_ago is not None:
+        say(f"reserved as of {seconds(budget.reserved_ago)} ago")
     say(f"{budget.waiting:,} {'request waits' if budget.waiting == 1 else 'requests wait'}{who}")
     if pause := ban_in_force(budget.decision):
         say(f"paused for {seconds(pause)}, as the provider asked or after a ban")

@@ -99,13 +99,15 @@ def test_a_budget_while_requests_are_under_way(world: World) -> None:
     assert (tokens["limit"], tokens["reserved"]) == (200_000, 3 * 50_009)
     assert 0 < tokens["used"] <= 3 * 50_009
     assert (found["waiting"], found["held"], found["pause"]) == (0, 3, 0)
+    assert 0 <= found["reserved_ago"] < PATIENCE
+    assert "\nreserved as of " in world.run("gpt-5").stdout
     go.set()
     for thread in threads:
         thread.join(PATIENCE)
     client.chat.completions.create(**ask)
     found = world.json("gpt-5")
     assert [window["reserved"] for window in found["windows"]] == [0, 0]
-    assert found["held"] == 0
+    assert (found["held"], found["reserved_ago"]) == (0, None)
 
 
 def test_what_the_provider_says(world: World) -> None:
