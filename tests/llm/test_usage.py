@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
-from openai._streaming import SSEDecoder
 
 from limitgate.llm.usage import (
     MOST_EXAMINED,
@@ -538,6 +537,8 @@ def events(draw: Any) -> list[str]:
 )
 def test_events_are_those_of_a_client_property(parts: list[list[str]], ends: str, cuts: list[int]) -> None:
     """Usage and text are those in the events that OpenAI's client decodes."""
+    from openai._streaming import SSEDecoder  # takes a second to import, which no other test here needs
+
     stream = "".join(line + ends for part in parts for line in part).encode()
     usage, text = None, 0
     for event in SSEDecoder().iter_bytes(iter([stream])):
