@@ -41,9 +41,8 @@ application.AT_ONCE = 0.0
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A suite that is started in the background ignores Ctrl-C, and so would the processes that it starts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.pop("SSL_CERT_FILE", None)
-os.environ["SSL_CERT_DIR"] = str(TESTS / "data")
-"""No certificates: nobody's server but our own is asked, and each client of httpx would read those of all authorities."""
+os.environ["SSL_CERT_FILE"], os.environ["SSL_CERT_DIR"] = "", str(TESTS / "data")
+"""No certificates: only our own servers are asked, and each client of httpx and of TLS would read those of all authorities."""
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 """jsonschema does without it, and saves each process seconds of compiling grammars for a format that no schema here has."""
 

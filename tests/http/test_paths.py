@@ -585,9 +585,7 @@ def thousand_patterns() -> PathIndex[int]:
 def test_a_long_path_is_bounded_work(unit: str, thousand_patterns: PathIndex[int]) -> None:
     """A path as long as a server lets through is read and looked up in a few milliseconds on a busy machine."""
     reach = Reach(thousand_patterns.depth, 10)
-    for root, start, size in product(
-        ["", "/v1", "/;/a"], ["/", "http://h/", "x", "/v1/"], [LONG - 20, LONGEST - 20, 65536]
-    ):
+    for root, start, size in product(["", "/v1", "/;/a"], ["/", "http://h/", "x", "/v1/"], [LONG - 20, LONGEST - 20, 65536]):
         path = start + unit * (size // len(unit))
         began = time.thread_time()
         for interpretation in reach.interpretations(path, root) or ():

@@ -2084,9 +2084,9 @@ def test_hostile_paths_make_nothing_grow(build: Callable[[Decorate], Any]) -> No
                     await asgi_reply(gate, url)
 
     async def grown() -> int:
+        await flood(10_000)
         tracemalloc.start()
         try:
-            await flood(10_000)
             await flood(20_000)
             gc.collect()
             before = tracemalloc.take_snapshot()
