@@ -33,7 +33,7 @@ from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.threads import Began
 
-SEEDS = 4 * EXAMPLES
+SEEDS = 2 * EXAMPLES
 BLOCKS = 4
 SLOW = Limit("100000 per 366 days", lease=50)
 """So slow that next to nothing drains while a test runs."""
