@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ BESIDE = (
     ),
 )
 """Packages that are asked about together, which is faster than one after the other."""
+CERTIFIED = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+"""With the certificates of the machine, which conftest.py takes from all others."""
 PATIENT = 120.0
 """Seconds for one question to the registry, of which almost all is spent waiting."""
 
@@ -35,7 +38,7 @@ def resolved(*requirements: str) -> dict[str, str] | None:
     """Versions that pip would install, None if there are none that go together. Skips where pip reaches no registry."""
     ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check", "--report", "-"]
     try:
-        pip = subprocess.run([*ask, *requirements], capture_output=True, text=True, timeout=PATIENT, check=False)
+        pip = subprocess.run([*ask, *requirements], capture_output=True, text=True, timeout=PATIENT, check=False, env=CERTIFIED)
     except subprocess.TimeoutExpired:
         pytest.skip("the registry does not answer in time")
     if pip.returncode == 0:

@@ -10,8 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 
 from handbook import sbom
 from tests.support.markdown import ROOT
@@ -19,6 +17,14 @@ from tests.support.markdown import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = PROJECT["version"]
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
+
+VALIDATE = """
+import sys
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+print(JsonStrictValidator(SchemaVersion.V1_6).validate_str(sys.stdin.read()))
+"""
+"""Prints what is wrong with a bill, in a process of its own: conftest.py leaves out the grammars of IRIs that a bill has."""
 
 
 class Clone:
@@ -125,7 +131,7 @@ def test_bill_of_materials_is_that_of_the_metadata() -> None:
     """And valid CycloneDX; `make docs` writes it."""
     text = sbom.FILE.read_text()
     assert text == sbom.text()
-    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert subprocess.check_output([sys.executable, "-c", VALIDATE], input=text, text=True) == "None\n"
     bill = json.loads(text)
     named = {component["name"] for component in bill["components"]}
     assert {"redis", "pydantic", "starlette", "click"} <= named

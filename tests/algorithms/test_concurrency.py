@@ -170,7 +170,7 @@ def check(scripted: Scripted, seeds: range) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_histories_of_places_property(scripted: Scripted, block: int) -> None:
-    """Script and memory store agree with the oracle on who holds what, over thousands of histories."""
+    """Script and memory store agree with the oracle on who holds what, over a thousand histories."""
     for start in range(block * 50, HISTORIES, 4 * 50):
         check(scripted, range(start, start + 50))
 

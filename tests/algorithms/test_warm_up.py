@@ -150,7 +150,7 @@ def same(event: Event, reading: Reading) -> None:
 @pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(HISTORIES // BLOCK))
 def test_histories_property(scripted: Scripted, client: redis.Redis, block: int) -> None:
-    """Script and memory store agree with Guava in fractions on every state and every promise, over thousands of histories."""
+    """Script and memory store agree with Guava in fractions on every state and every promise, over a thousand histories."""
     histories = [history(random.Random(seed)) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     with client.pipeline(transaction=False) as pipe:
         for events in histories:

@@ -27,9 +27,9 @@ VICTIMS = 100
 LOOKS = 50
 """How often the victims are looked at during a flood."""
 
-BUCKETS = 5_000
+BUCKETS = 2_000
 """What the store is told to keep at most."""
-REQUESTS = 500 * EXAMPLES
+REQUESTS = 200 * EXAMPLES
 """In all floods together: a crowd of ten times the buckets by default."""
 FLOODS = [
     {"requests": REQUESTS // 2, "door": "asgi", "part": "api_key", "burst": 5},

@@ -33,14 +33,13 @@ def test_named_tests_exist() -> None:
     assert [shown for shown in named if shown.test and f"def {shown.test}(" not in (ROOT / shown.path).read_text()] == []
 
 
-@pytest.mark.parametrize("row", [row for row in rows() if row.shown], ids=lambda row: row.number)
-def test_a_named_test_has_the_marker_of_its_row(row) -> None:
+def test_a_named_test_has_the_marker_of_its_row() -> None:
     """A test, each of its named cases, and any test in a named folder."""
-    for shown in row.shown:
+    for number, shown in [(row.number, shown) for row in rows() for shown in row.shown]:
         path = shown.path if shown.test else f"{shown.path}/test_faults.py"
         for case in shown.cases or ("",):
-            assert row.number in numbers_of(path, shown.test or "test_wsgi", case)
-    assert row.number not in numbers_of(THIS, "test_named_tests_exist", "")
+            assert number in numbers_of(path, shown.test or "test_wsgi", case)
+        assert number not in numbers_of(THIS, "test_named_tests_exist", "")
 
 
 def test_a_marker_selects_the_named_cases() -> None:

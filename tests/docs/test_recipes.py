@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 
 import httpx2
 import pytest
-from mcp.client.session import ClientSession
-from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.exceptions import MCPError
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -166,6 +163,10 @@ def test_login_is_closed_while_nobody_can_count(kitchen: Kitchen) -> None:
 
 def test_mcp_limits_each_tool_of_each_user(kitchen: Kitchen) -> None:
     """Clients of the package raise an error with the wait; what is no call of a tool passes."""
+    # Not for the other tests, which every process collects: the package takes a second to import.
+    from mcp.client.session import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.exceptions import MCPError
 
     async def calls(app: Any, name: str, *tools: str) -> list[Any]:
         headers, found = {"Authorization": f"Bearer of-{name}"}, list[Any]()

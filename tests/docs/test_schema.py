@@ -18,7 +18,8 @@ from limitgate import Rule, load_rules
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import ABBREVIATIONS, SECONDS, limit_of_rule
 from limitgate.rules.document import Document
-from tests.rules.test_files import DEFAULT, MISTAKES, PLACES, VIP
+from tests.rules.test_files import DEFAULT, MISTAKES, VIP
+from tests.support.cases import case
 from tests.support.markdown import ROOT
 
 SCHEMA = json.loads(schema.FILE.read_text())
@@ -69,15 +70,15 @@ def test_files_of_the_tests_and_of_the_pages_are_accepted() -> None:
         assert [error.message for error in VALIDATOR.iter_errors(yaml.safe_load(text))] == []
 
 
-@pytest.mark.parametrize(("text", "where"), MISTAKES, ids=PLACES)
-def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path, text: str, where: str) -> None:
+def test_what_the_schema_refuses_is_a_mistake(tmp_path: Path) -> None:
     """And most mistakes are underlined while they are typed, by the line that the command names."""
-    with suppress(yaml.YAMLError):
-        if not accepts(yaml.safe_load(text)):
-            file = tmp_path / "rules.yaml"
-            file.write_text(text)
-            with pytest.raises(ConfigError):
-                load_rules(file)
+    file = tmp_path / "rules.yaml"
+    for text, _ in MISTAKES:
+        with suppress(yaml.YAMLError):
+            if not accepts(yaml.safe_load(text)):
+                file.write_text(text)
+                with case(text), pytest.raises(ConfigError):
+                    load_rules(file)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import aiohttp
-import anthropic
 import httpx
 import httpx2
-import openai
 import pytest
 import requests
 
@@ -33,9 +31,17 @@ from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.limiter.lining import Place
 from limitgate.llm import Budget, Usage
 from tests.support.doors import PATIENCE, until
+from tests.support.lazily import Lazily
 from tests.support.provider import Act, Provider, serving
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic = Lazily("anthropic")
+    openai = Lazily("openai")
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 ASKED = 9

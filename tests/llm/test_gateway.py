@@ -7,18 +7,24 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from limitgate import Limiter, RedisStore, Rule
 from tests.support.doors import PATIENCE, uvicorn_process
+from tests.support.lazily import Lazily
 from tests.support.markdown import blocks
 from tests.support.provider import Act, Provider, serving
 from tests.support.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic = Lazily("anthropic")
+    openai = Lazily("openai")
 
 FORWARDING = """
 import os

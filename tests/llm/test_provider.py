@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 
 from limitgate.llm.estimate import estimate_of
 from limitgate.llm.provider_fields import limit_of, told
 from limitgate.llm.usage import Usage, reader_for
 from tests.support.doors import PATIENCE
+from tests.support.lazily import Lazily
 from tests.support.provider import TOKEN, Act, Meter, Provider, go_duration, serving
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic = Lazily("anthropic")
+    openai = Lazily("openai")
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 ASKED = 9  # 36 bytes

@@ -2086,9 +2086,9 @@ def test_route_lookup_with_hostile_paths_uses_bounded_memory(build: Callable[[De
                     await asgi_reply(gate, url)
 
     async def grown() -> int:
+        await flood(10_000)
         tracemalloc.start()
         try:
-            await flood(10_000)
             await flood(20_000)
             gc.collect()
             before = tracemalloc.take_snapshot()

@@ -297,24 +297,15 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("option", "text", "value"), MISTAKES)
-def test_a_mistake_in_an_option_is_named(option: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A value that makes no sense is a ConfigError that names the option, from the code as from the environment."""
+def test_option_with_a_mistake_raises_config_error(option: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the option and says what would have been right, from the code as from the environment."""
     if value is not None:
         with pytest.raises(ConfigError, match=option):
             Settings(**{option: value})
     monkeypatch.setenv(f"LIMITGATE_{option.upper()}", text)
-    with pytest.raises(ConfigError, match=option):
+    with pytest.raises(ConfigError, match="expected") as caught:
         Settings()
-
-
-@pytest.mark.parametrize(("option", "text", "value"), MISTAKES)
-def test_a_mistake_in_an_option_says_what_was_expected(
-    option: str, text: str, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads about a mistake in an option need not look up what would have been right."""
-    monkeypatch.setenv(f"LIMITGATE_{option.upper()}", text)
-    with pytest.raises(ConfigError, match="expected"):
-        Settings()
+    assert option in str(caught.value)
 
 
 @pytest.mark.parametrize("secret", ["tooshort", "much-too-long-" * 10, 1234567])

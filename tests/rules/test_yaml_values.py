@@ -8,6 +8,7 @@ import pytest
 
 from limitgate import ConfigError, load_rules
 from limitgate.rules.files import read_rule_files
+from tests.support.cases import case
 
 NUMBERS = {
     "010": ("8", "10"),
@@ -62,36 +63,34 @@ def mistakes(folder: Path, text: str) -> list[ConfigError]:
     return list(caught.value.every)
 
 
-@pytest.mark.parametrize("written", NUMBERS)
 @pytest.mark.parametrize("text", FIELDS)
-def test_a_number_that_is_another_one_to_yaml(tmp_path: Path, text: str, written: str) -> None:
+def test_number_that_yaml_reads_differently_is_a_mistake(tmp_path: Path, text: str) -> None:
     """Wherever it stands it is a mistake, once, that says what to write; a secret is not repeated."""
-    number, expected = NUMBERS[written]
     before, _, _ = text.partition("*")
-    found = [
-        each
-        for each in mistakes(tmp_path, text.replace("*", written))
-        if ("in YAML, expected" in each.reason or "YAML reads differently" in each.reason)
-    ]
-    assert [each.line for each in found] == [2 + before.count("\n")]
-    if text.startswith("callers"):
-        assert found[0].reason == "a number that YAML reads differently, expected decimal digits, or quotes around text"
-    else:
-        reason = f"{written} is {number} in YAML, expected {expected} for the number, or '{written}' in quotes for text"
-        if ":" in written and any(f"{name}: *" in text for name in ("warm_up", "max_delay", "delay", "at")):
-            reason = f"{written} is {number} in YAML, expected {DURATIONS[written]} for the duration"
-        assert found[0].reason == reason
-        assert str(found[0]).startswith(f"{tmp_path}/rules.yaml:{found[0].line}: ")
-    assert [each.field for each in mistakes(tmp_path, text.replace("*", written))].count(found[0].field) == 1
+    for written, (number, expected) in NUMBERS.items():
+        with case(written):
+            every = mistakes(tmp_path, text.replace("*", written))
+            found = [each for each in every if "in YAML, expected" in each.reason or "YAML reads differently" in each.reason]
+            assert [each.line for each in found] == [2 + before.count("\n")]
+            if text.startswith("callers"):
+                assert found[0].reason == "a number that YAML reads differently, expected decimal digits, or quotes around text"
+            else:
+                reason = f"{written} is {number} in YAML, expected {expected} for the number, or '{written}' in quotes for text"
+                if ":" in written and any(f"{name}: *" in text for name in ("warm_up", "max_delay", "delay", "at")):
+                    reason = f"{written} is {number} in YAML, expected {DURATIONS[written]} for the duration"
+                assert found[0].reason == reason
+                assert str(found[0]).startswith(f"{tmp_path}/rules.yaml:{found[0].line}: ")
+            assert [each.field for each in every].count(found[0].field) == 1
 
 
-@pytest.mark.parametrize("written", ["010", "0x10", "1:30", "on", "no", "5", "2026-11-28", "null", "~"])
 @pytest.mark.parametrize(
     "text", ["rules: [{name: a, qps: 5, *: 5}]", "*: 5", "callers: [{id: a, limits: {*: 5/s}, api_key: a}]"]
 )
-def test_a_name_that_is_no_text_to_yaml(tmp_path: Path, text: str, written: str) -> None:
-    (first, *_) = mistakes(tmp_path, text.replace("*", written))
-    assert (first.line, first.reason) == (2, f"expected a name, in quotes if it looks like something else: '{written}'")
+def test_name_that_is_no_text_to_yaml_is_a_mistake(tmp_path: Path, text: str) -> None:
+    for written in ("010", "0x10", "1:30", "on", "no", "5", "2026-11-28", "null", "~"):
+        with case(written):
+            (first, *_) = mistakes(tmp_path, text.replace("*", written))
+            assert (first.line, first.reason) == (2, f"expected a name, in quotes if it looks like something else: '{written}'")
 
 
 WORDS = [
@@ -109,35 +108,34 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("written", "value"), [("on", "true"), ("Off", "false"), ("yes", "true"), ("NO", "false")])
 @pytest.mark.parametrize(("text", "field"), WORDS)
-def test_a_word_that_is_true_or_false_to_yaml(tmp_path: Path, text: str, field: str, written: str, value: str) -> None:
+def test_word_that_is_true_or_false_to_yaml_is_a_mistake(tmp_path: Path, text: str, field: str) -> None:
     """In the place of a name, a method, a number, it says so, and how to write the word."""
-    (found, *_) = [each for each in mistakes(tmp_path, text.replace("*", written)) if field in each.field]
-    assert found.line == 2
-    assert found.reason.endswith(f"; {written} is {value} in YAML; write '{written}' in quotes for text")
+    for written, value in (("on", "true"), ("Off", "false"), ("yes", "true"), ("NO", "false")):
+        with case(written):
+            (found, *_) = [each for each in mistakes(tmp_path, text.replace("*", written)) if field in each.field]
+            assert found.line == 2
+            assert found.reason.endswith(f"; {written} is {value} in YAML; write '{written}' in quotes for text")
 
 
-@pytest.mark.parametrize(
-    ("written", "number"),
-    [
-        ("1e3", "1000"),
-        ("1E3", "1000"),
-        ("2.5e1", "25"),
-        ("0o10", "8"),
-        ("08", "8"),
-        ("0o9", "9"),
-        ("0o" + "7" * 18, "18014398509481983"),
-        ("1234567e0", "1234567"),
-        ("1e30", "1.0e+30"),
-        ("25e-9", "2.5e-08"),
-    ],
-)
 @pytest.mark.parametrize("field", ["qps", "cost", "max_delay", "lease", "concurrency"])
-def test_a_number_that_is_text_to_yaml(tmp_path: Path, field: str, written: str, number: str) -> None:
-    (found,) = mistakes(tmp_path, f"rules:\n  - name: a\n    qpd: 5\n    {field}: {written}")
-    assert found.line == 5
-    assert found.reason.endswith(f"; {written} is text in YAML; write {number} for the number")
+def test_number_that_is_text_to_yaml_is_a_mistake(tmp_path: Path, field: str) -> None:
+    for written, number in {
+        "1e3": "1000",
+        "1E3": "1000",
+        "2.5e1": "25",
+        "0o10": "8",
+        "08": "8",
+        "0o9": "9",
+        "0o" + "7" * 18: "18014398509481983",
+        "1234567e0": "1234567",
+        "1e30": "1.0e+30",
+        "25e-9": "2.5e-08",
+    }.items():
+        with case(written):
+            (found,) = mistakes(tmp_path, f"rules:\n  - name: a\n    qpd: 5\n    {field}: {written}")
+            assert found.line == 5
+            assert found.reason.endswith(f"; {written} is text in YAML; write {number} for the number")
 
 
 HUGE = ["0o" + "7" * 400, "0o" + "7" * 5000, "0o" + "9" * 400, "9" * 400 + "e9", "9" * 5000 + "e9", "9" * 5000]
@@ -145,18 +143,19 @@ HUGE += ["9" * 400 + ".5", "1e999", "1.0e+999", ".inf", "0x" + "f" * 5000, "9" *
 
 
 @pytest.mark.parametrize("text", FIELDS)
-@pytest.mark.parametrize("written", HUGE, ids=lambda written: f"{written:.8}-{len(written)}")
-def test_yaml_number_that_is_huge_is_refused(tmp_path: Path, text: str, written: str) -> None:
+def test_yaml_number_that_is_huge_gets_a_short_message(tmp_path: Path, text: str) -> None:
     """It is a mistake, or an ordinary name. The message is short, and asks for decimal digits where YAML reads text."""
-    (tmp_path / "rules.yaml").write_text(text.replace("*", written))
-    try:
-        read_rule_files(tmp_path / "rules.yaml")
-    except ConfigError as error:
-        for mistake in error.every:
-            assert mistake.line == 1 + text[: text.index("*")].count("\n")
-            assert len(mistake.reason) < 600
-            if "is text in YAML" in mistake.reason:
-                assert mistake.reason.endswith("is text in YAML; write decimal digits for the number")
+    for written in HUGE:
+        (tmp_path / "rules.yaml").write_text(text.replace("*", written))
+        with case(f"{written:.8}", len(written)):
+            try:
+                read_rule_files(tmp_path / "rules.yaml")
+            except ConfigError as error:
+                for mistake in error.every:
+                    assert mistake.line == 1 + text[: text.index("*")].count("\n")
+                    assert len(mistake.reason) < 600
+                    if "is text in YAML" in mistake.reason:
+                        assert mistake.reason.endswith("is text in YAML; write decimal digits for the number")
 
 
 @pytest.mark.parametrize("written", ["0b_", "0x_"])

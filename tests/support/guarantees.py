@@ -28,11 +28,8 @@ class Shown(NamedTuple):
     def is_in(self, path: str) -> bool:
         return path == self.path or path.startswith(f"{self.path}/")
 
-    def names(self, path: str, test: str) -> bool:
-        return self.is_in(path) and self.test in {"", test}
-
-    def has(self, case: str) -> bool:
-        return not self.cases or any(f"-{each}-" in f"-{case}-" for each in self.cases)
+    def has(self, test: str, case: str) -> bool:
+        return self.test in {"", test} and (not self.cases or any(f"-{each}-" in f"-{case}-" for each in self.cases))
 
 
 class Row(NamedTuple):
@@ -58,15 +55,14 @@ def rows() -> tuple[Row, ...]:
 
 
 @cache
-def _naming(path: str, test: str) -> tuple[tuple[str, tuple[Shown, ...]], ...]:
-    """The rows that name a test or cases of it, looked up once for all its cases."""
-    named = [(row.number, tuple(shown for shown in row.shown if shown.names(path, test))) for row in rows()]
-    return tuple((number, shown) for number, shown in named if shown)
+def _naming_in(path: str) -> list[tuple[str, Shown]]:
+    """What the rows name in a module, looked up once for all its tests."""
+    return [(row.number, shown) for row in rows() for shown in row.shown if shown.is_in(path)]
 
 
 def numbers_of(path: str, test: str, case: str) -> list[str]:
     """The rows that name a test. ``case`` is its parametrized id, or empty."""
-    return [number for number, shown in _naming(path, test) if any(each.has(case) for each in shown)]
+    return list(dict.fromkeys(number for number, shown in _naming_in(path) if shown.has(test, case)))
 
 
 def selected_files(expression: str) -> tuple[Shown, ...] | None:

@@ -6,11 +6,10 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import httpx2
-import openai
 import pytest
 from click.testing import Result
 
@@ -23,8 +22,14 @@ from limitgate.llm import Budget, Usage
 from limitgate.llm.keeper import keeper_of
 from tests.support.command_line import CliRunner
 from tests.support.doors import PATIENCE, until
+from tests.support.lazily import Lazily
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 QUESTION: Any = [{"role": "user", "content": "How many roads must a man walk down?"}]
 SECRET = "sk-very-secret-key"

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 
 from limitgate.command.group import limitgate
-from tests.rules.test_files import MISTAKES, PLACES, prefix_of
+from tests.rules.test_files import MISTAKES, prefix_of
 from tests.support.command_line import CliRunner
 
 MANY = """\
@@ -113,16 +113,16 @@ def test_several_paths_are_rule_sets_of_their_own(tmp_path: Path) -> None:
     assert (missing["file"], missing["line"], missing["field"]) == (str(tmp_path / "c"), None, None)
 
 
-@pytest.mark.parametrize(("text", "where"), MISTAKES, ids=PLACES)
-def test_mistakes_are_told_as_the_service_tells_them(tmp_path: Path, text: str, where: str) -> None:
+def test_mistakes_are_told_as_the_service_tells_them(tmp_path: Path) -> None:
     """Whatever would keep the service from starting, with file, line, field and what was expected."""
     file = tmp_path / "rules.yaml"
-    file.write_text(text)
-    result = check(file)
-    assert result.exit_code == 1
-    lines = result.stdout.splitlines()
-    assert any(re.match(prefix_of(where), line.removeprefix(f"{file}:")) for line in lines)
-    assert all(line.startswith(f"{file}:") and "expected" in line for line in lines)
+    for text, where in MISTAKES:
+        file.write_text(text)
+        result = check(file)
+        assert result.exit_code == 1, text
+        lines = result.stdout.splitlines()
+        assert any(re.match(prefix_of(where), line.removeprefix(f"{file}:")) for line in lines), (text, lines)
+        assert all(line.startswith(f"{file}:") and "expected" in line for line in lines), (text, lines)
 
 
 def test_a_mistake_in_python_is_told_with_its_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

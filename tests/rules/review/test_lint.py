@@ -87,17 +87,17 @@ def matched(pattern: str) -> set[str]:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("other", PATTERNS)
-def test_a_pattern_covers_another_if_it_matches_all_its_paths(pattern: str, other: str) -> None:
+def test_a_pattern_covers_another_if_it_matches_all_its_paths(pattern: str) -> None:
     """One pattern covers another just if every path that the other matches is one that it matches."""
-    assert covers(segments(pattern), segments(other)) is (matched(other) <= matched(pattern))
+    for other in PATTERNS:
+        assert covers(segments(pattern), segments(other)) is (matched(other) <= matched(pattern)), other
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("other", PATTERNS)
-def test_patterns_meet_in_the_paths_that_they_share(pattern: str, other: str) -> None:
+def test_patterns_meet_in_the_paths_that_they_share(pattern: str) -> None:
     """Where two patterns meet is a pattern that matches just the paths that both match; without such paths there is none."""
-    common = meet(segments(pattern), segments(other))
-    found = set() if common is None else matched("/" + "/".join({ANY: "{x}"}.get(segment, segment) for segment in common))
-    assert found == matched(other) & matched(pattern)
-    assert (common is None) is (found == set())
+    for other in PATTERNS:
+        common = meet(segments(pattern), segments(other))
+        found = set() if common is None else matched("/" + "/".join({ANY: "{x}"}.get(segment, segment) for segment in common))
+        assert found == matched(other) & matched(pattern), other
+        assert (common is None) is (found == set()), other

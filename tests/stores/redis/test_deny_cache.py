@@ -33,7 +33,7 @@ from tests.support.proxy import PATIENT, calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted as ScriptedServer
 
-SEEDS = 3 * EXAMPLES
+SEEDS = 2 * EXAMPLES
 US = 1_000_000
 MINUTE = bucket_of("1/minute")
 TEN = bucket_of("10/minute")

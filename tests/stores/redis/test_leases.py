@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import given, strategies as st
+from hypothesis import given
 
 from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.algorithms import gcra
@@ -27,13 +27,13 @@ from limitgate.process import background
 from limitgate.stores.redis import leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
-from tests.support.effort import EXAMPLES
+from tests.support.effort import EXAMPLES, RANDOM
 from tests.support.lease_world import START, History, Process, World
 from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.threads import Began
 
-SEEDS = 4 * EXAMPLES
+SEEDS = 2 * EXAMPLES
 BLOCKS = 4
 SLOW = Limit("100000 per 366 days", lease=50)
 """So slow that next to nothing drains while a test runs."""
@@ -196,7 +196,7 @@ def test_a_full_bucket_lends_nothing(world: Callable[..., World]) -> None:
 # --- what goes unused -------------------------------------------------------------------------------------------------
 
 
-@given(rnd=st.randoms(use_true_random=False))
+@given(rnd=RANDOM)
 def test_what_is_left_goes_back_property(client: redis.Redis, rnd: random.Random) -> None:
     """When processes have given back their leases, the bucket owes what was really used, but for what has drained."""
     world = World(client, rnd, [bucket_of(SLOW, Limit("1000000/day", lease=50))], transit_us=rnd.choice((0, 1000)))
@@ -254,7 +254,7 @@ def test_a_refusal_gives_back_what_is_left(world: Callable[..., World]) -> None:
     assert 0 < waits[1] <= waits[0] <= waits[1] + 1.002
 
 
-@given(rnd=st.randoms(use_true_random=False))
+@given(rnd=RANDOM)
 def test_one_process_is_refused_little_too_early_property(client: redis.Redis, rnd: random.Random) -> None:
     """As long as no time passes, one process is refused only where it would be without a lease, but for one request."""
     burst = rnd.choice((1, 2, 5, 20, 60))
@@ -269,7 +269,7 @@ def test_one_process_is_refused_little_too_early_property(client: redis.Redis, r
     world.forget()
 
 
-@given(rnd=st.randoms(use_true_random=False))
+@given(rnd=RANDOM)
 def test_the_memory_store_has_no_use_for_a_lease_property(rnd: random.Random) -> None:
     """In memory a limit with a lease is the limit without it, in every answer."""
     now = START
@@ -295,7 +295,7 @@ def a_leased_bucket(rnd: random.Random) -> Bucket:
     return Bucket(tuple(Limit(str(limit), lease=min(lease, limit.burst)) for limit in limits))
 
 
-@given(rnd=st.randoms(use_true_random=False))
+@given(rnd=RANDOM)
 def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Random) -> None:
     """After each call the bucket owes to the tick what the process believes that it took; what goes back is exact too."""
     for _ in range(5):
@@ -317,7 +317,7 @@ def test_python_knows_what_lua_took_property(client: redis.Redis, rnd: random.Ra
         world.forget()
 
 
-@given(rnd=st.randoms(use_true_random=False))
+@given(rnd=RANDOM)
 def test_giving_back_is_exact_property(client: redis.Redis, rnd: random.Random) -> None:
     """What goes back is what was left less what drains on its way, but for a time of grace, under another count too."""
     for _ in range(5):
