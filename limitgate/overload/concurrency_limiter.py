@@ -109,16 +109,19 @@ class ConcurrencyLimiter:
         self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
     ) -> Permit | None:
         """Return a permit, which may wait, see `waiter`; None without room."""
-        clock = self._clock
-        with self._lock:
+        lock = self._lock
+        lock.acquire()  # `with` takes twice as long.
+        try:
             if self._abandoned:
                 self._end_abandoned()
-            permit = self.limit.begin(clock(), request_class, priority, guard)
+            permit = self.limit.begin(self._clock(), request_class, priority, guard)
             if type(permit) is not Permit:
                 return None
             if permit.began is None:
                 self._waiters[permit] = waiter()
             return permit
+        finally:
+            lock.release()
 
     def waiter(self, permit: Permit) -> Any:
         """The waiter from `begin`; None if it no longer waits."""
@@ -174,12 +177,15 @@ class ConcurrencyLimiter:
 
     def end(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """Release a permit or its wait. Idempotent."""
-        clock = self._clock
-        with self._lock:
+        lock = self._lock
+        lock.acquire()
+        try:
             if self._waiters:
                 self._end(permit, outcome)
             else:
-                self.limit.done(permit, clock(), outcome)
+                self.limit.done(permit, self._clock(), outcome)
+        finally:
+            lock.release()
 
     def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
         """`end` without blocking: the garbage collector may call this."""

@@ -355,7 +355,8 @@ class Planner:
             return PreparedPlan((), (), (), marks, denying=denying)
         adaptive = None
         if match.adaptive_rules:
-            adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
+            counts = any(each.row is not None and not each.rule.has_counts for each in match.adaptive_rules)
+            adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template), counts)
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
         limited = tuple([each for each in match.limited_rules if each.rule.per == "request" or request.is_websocket])
