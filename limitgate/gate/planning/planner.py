@@ -320,6 +320,9 @@ class Planner:
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
         match = self._match(tier, request.method, request.sent, request.root)
+        if self.adapts and not self.trusts_proxies:
+            # Samples LG006: an adaptive limit takes the peer for the client, whatever the key of its rule.
+            request.resolved_client()
         asks_route = match is not EXEMPT and (match.asks_route or self._routes.decorated())
         template, marks = self._route(request) if asks_route else (None, ())
         prepared = self._prepared_with(tier, request, match, template, marks)
