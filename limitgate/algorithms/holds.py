@@ -14,16 +14,10 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
+from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 
 REPLY_FIELDS = 3
-CAN_WAIT = False
-MAX_TURNS = 0
-refusal_is_stable = never
-left_after = None
-STRAIGHT: Straight | None = None
-IS_LIMIT = False
-RESCALES = False
 
 REGISTER, RELEASE, RENEW, UNDO = 1, 2, 3, 4
 """Actions. RELEASE removes an entry and adjusts its charges. UNDO also bars one, unless it may have expired."""
@@ -72,6 +66,9 @@ class State(NamedTuple):
     """True if the action found, added or barred its entry."""
     kept_at: int = 0
     """See `Action.place`."""
+
+    def later(self, elapsed_us: int) -> State:
+        return self._replace(clock=self.clock + elapsed_us)
 
     def having(self, entries: Sequence[Entry], needed: int = 0) -> State:
         return State(self.clock, max(self.needed, needed), tuple(entries), len(entries))
@@ -135,37 +132,12 @@ def carried_out(state: State, action: Action, refunds: Sequence[Any], now: int, 
     return state, False
 
 
-def check(limit: LimitNumbers) -> str | None:
-    return None
-
-
 def load(limit: LimitNumbers) -> Load:
     return LOAD
 
 
 def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [State(now)]
-
-
-def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
-    (state,) = states
-    return [state._replace(clock=state.clock + max(0, elapsed_us))]
-
-
-def rescaled(state: State, limit: LimitNumbers) -> State:
-    return state
-
-
-def try_charge(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    max_wait_us: int = 0,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
-) -> Sequence[State] | None:
-    return states
 
 
 def apply_adjustment(
@@ -179,28 +151,8 @@ def apply_adjustment(
     return states
 
 
-def refund_amount(
-    states: Sequence[State],
-    bucket: BucketNumbers,
-    cost: int,
-    due: int,
-    slot: int = 0,
-    *,
-    turn_us: int = 0,
-) -> tuple[Sequence[int], Sequence[int]]:
-    return [0] * len(states), [0] * len(states)
-
-
-def remaining(state: State, limit: LimitNumbers) -> int:
-    return 0
-
-
 def used(state: State, limit: LimitNumbers) -> int:
     return state.held
-
-
-def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:
-    return 0
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
@@ -208,10 +160,6 @@ def ttl_us(state: State, limit: LimitNumbers) -> int:
 
 
 refill_us = ttl_us
-
-
-def date(limit: LimitNumbers) -> int:
-    return 0
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:

@@ -12,16 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
+from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 
 REPLY_FIELDS = 4
-CAN_WAIT = False
-MAX_TURNS = 0
-refusal_is_stable = never
-left_after = None
-STRAIGHT: Straight | None = None
-IS_LIMIT = False
-RESCALES = False
 
 JOIN, LEAVE, TAKE = 1, 2, 3
 """Actions. JOIN also renews; TAKE leaves after admission."""
@@ -121,13 +115,8 @@ class State(NamedTuple):
     def later(self, elapsed_us: int) -> State:
         if elapsed_us >= KEPT_US:
             return State()
-        elapsed_us = max(0, elapsed_us)
         staying = [each._replace(left_us=each.left_us - elapsed_us) for each in self.tickets if each.left_us > elapsed_us]
         return State(self.now, tuple(staying), self.ends, waiting=len(staying))
-
-
-def check(limit: LimitNumbers) -> str | None:
-    return None
 
 
 def load(limit: LimitNumbers) -> Load:
@@ -138,42 +127,14 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [State()]
 
 
-def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
-    return [state.later(elapsed_us) for state in states]
-
-
-def rescaled(state: State, limit: LimitNumbers) -> State:
-    return state
-
-
-def try_charge(
-    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
-) -> Sequence[State] | None:
-    return states
-
-
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Action], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     return [state.carried_out(action) for state, action in zip(states, back, strict=True)]
 
 
-def refund_amount(
-    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
-) -> tuple[Sequence[int], Sequence[int]]:
-    return [0] * len(states), [0] * len(states)
-
-
-def remaining(state: State, limit: LimitNumbers) -> int:
-    return 0
-
-
 def used(state: State, limit: LimitNumbers) -> int:
     return state.waiting
-
-
-def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:
-    return 0
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
@@ -181,10 +142,6 @@ def ttl_us(state: State, limit: LimitNumbers) -> int:
 
 
 refill_us = ttl_us
-
-
-def date(limit: LimitNumbers) -> int:
-    return 0
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:

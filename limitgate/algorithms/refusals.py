@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load, Straight, never
+from limitgate.algorithms.base import BucketNumbers, LimitNumbers, Load
+from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 
 REPLY_FIELDS = 1
-CAN_WAIT = False
-MAX_TURNS = 0
-refusal_is_stable = never
-left_after = None
-STRAIGHT: Straight | None = None
-IS_LIMIT = False
-RESCALES = False
 
 TIMES = 100
 """Distinct times per counting period; closer refusals are merged."""
@@ -49,7 +43,6 @@ class State(NamedTuple):
     """Ban begun by the last adjustment; 0 for none."""
 
     def later(self, elapsed_us: int) -> State:
-        elapsed_us = max(0, elapsed_us)
         kept_us = max(0, self.kept_us - elapsed_us)
         times = tuple([(left - elapsed_us, number) for left, number in self.times if left > elapsed_us])
         return State(self.last_us if kept_us else 0, kept_us, times)
@@ -67,10 +60,6 @@ class State(NamedTuple):
         return State(us, us + amount.most_us, (), us) if amount.growing > 1 else State(began_us=us)
 
 
-def check(limit: LimitNumbers) -> str | None:
-    return None
-
-
 def load(limit: LimitNumbers) -> Load:
     return LOAD
 
@@ -79,42 +68,14 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[State]:
     return [State()]
 
 
-def advance(states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None) -> Sequence[State]:
-    return [state.later(elapsed_us) for state in states]
-
-
-def rescaled(state: State, limit: LimitNumbers) -> State:
-    return state
-
-
-def try_charge(
-    states: Sequence[State], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
-) -> Sequence[State] | None:
-    return states
-
-
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
     return [state.counting(amount) for state, amount in zip(states, back, strict=True)]
 
 
-def refund_amount(
-    states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
-) -> tuple[Sequence[int], Sequence[int]]:
-    return [0] * len(states), [0] * len(states)
-
-
-def remaining(state: State, limit: LimitNumbers) -> int:
-    return 0
-
-
 def used(state: State, limit: LimitNumbers) -> int:
     return sum([number for _, number in state.times])
-
-
-def wait_us(state: State, cost: int, limit: LimitNumbers) -> int:
-    return 0
 
 
 def ttl_us(state: State, limit: LimitNumbers) -> int:
@@ -122,10 +83,6 @@ def ttl_us(state: State, limit: LimitNumbers) -> int:
 
 
 refill_us = ttl_us
-
-
-def date(limit: LimitNumbers) -> int:
-    return 0
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:

@@ -343,7 +343,7 @@ class Gate:
             else:
                 admission.decision = decision = deferred(answer, admission.request)
                 set_in_force(decision, permits.in_force)
-                if admission.rules.counts is not None:
+                if permits.adaptive.counts:
                     permits.count()
             return None
         return self._conclude_worked_out(admission, answer)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from limitgate.gate import nesting
 from limitgate.gate.admission import Admission, PermitWait
-from limitgate.gate.permits import Permits, ProxyGuard
-from limitgate.gate.planning.prepared import GivenPlans, PreparedPlan
+from limitgate.gate.permits import Permits, ProxyGuard, group_of
+from limitgate.gate.planning.prepared import AdaptiveMatch, GivenPlans, PreparedPlan
 from limitgate.gate.refusals import RefusalLog
 from limitgate.http.request import REQUEST_START
 from limitgate.http.response import unavailable
+from limitgate.limits.bucket import NORMAL
 from limitgate.limits.decision import Decision, admitted_in_flight, under_places
 from limitgate.overload.adaptive_limit import Guard
 from limitgate.overload.concurrency_limiter import WaitingTask, WaitingThread
@@ -28,11 +29,10 @@ class Load:
     ) -> bool:
         """Return False if the request is refused, or has to wait on an event loop. A thread waits here."""
         admission.marks = plan.marks
-        permits, adaptive = admission.permits, plan.adaptive
+        permits = admission.permits
         # Otherwise, the request has waited, with or without permits.
         if permits is None:
-            if adaptive is None:
-                return True
+            adaptive: AdaptiveMatch = plan.adaptive  # type: ignore[assignment]  # Only plans with one come here.
             request = admission.request
             awaits = request.awaits
             trusts_proxies = admission.rules.planner.trusts_proxies
@@ -45,8 +45,22 @@ class Load:
                     guard = self._proxy_guard.of(request, guard)
             # Assign first, so that the permits are released if anything raises.
             admission.permits = permits = Permits()
-            waiter = WaitingTask if awaits else WaitingThread
-            if permits.begin(request, adaptive, caller, guard, waiter, trusts_proxies):
+            permits.held = []
+            permits.in_force = ()
+            permits.is_to_be_told = False
+            permits.idle_since = None
+            permits.outcome = "untaught" if request.sent_method == "HEAD" else "ok"
+            permits.adaptive = adaptive
+            if caller is None:
+                permits.priority = NORMAL
+                peer = None if trusts_proxies else request.peer
+                permits.client = peer if peer is None or ":" not in peer else group_of(peer)
+            else:
+                permits.priority, permits.client = caller.priority, caller.id
+            is_whole = permits.take(adaptive.compiled_rules, WaitingTask if awaits else WaitingThread, guard)
+            if trusts_proxies and caller is None and permits.held:
+                permits.resolve_client(request)
+            if is_whole:
                 return True
             permits.wait()
         if permits.would_refuse:
@@ -91,7 +105,7 @@ def show(admission: Admission) -> None:
         return
     if admission.refusal is not None:
         permits.end("untaught")
-    elif admission.rules.counts is not None:
+    elif permits.adaptive.counts:
         permits.count()
     if decision is None:
         admission.decision = decision = admitted_in_flight(permits.in_force, admission.settlement)

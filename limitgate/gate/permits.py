@@ -16,14 +16,13 @@ from limitgate.gate.planning.prepared import AdaptiveMatch
 from limitgate.http.client_ip import grouped
 from limitgate.http.request import Request, waited_s
 from limitgate.http.response import Refusal, overloaded
-from limitgate.limits.bucket import NORMAL, Priority
+from limitgate.limits.bucket import Priority
 from limitgate.limits.decision import Decision, InForce, InShadow, Window, refused_in_flight
 from limitgate.observing.counts import ADMITTED, REFUSED, SHADOW_REFUSED
 from limitgate.overload.adaptive_limit import Guard, Outcome, Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTask, WaitingThread
 from limitgate.overload.lag import LagGuard, ProxyQueue, heartbeats
 from limitgate.process.forking import reset_in_children
-from limitgate.rules.callers import Caller
 
 _FAILED = frozenset({503, 504})
 _STREAM = b"text/event-stream"
@@ -95,80 +94,51 @@ class _Waited:
         return self._loop_guard is not None and self._loop_guard.refuses(now, share)
 
 
-def _group(client: str | None) -> str | None:
+def group_of(client: str | None) -> str | None:
     return None if client is None else grouped(client, IPV6_PREFIX)
 
 
 class Permits:
-    """One request's permits. Enforced rules come first."""
+    """One request's permits. Enforced rules come first. `Load.enter` sets attributes without a default."""
 
-    # No `__init__`, which would double the cost. Call `begin` first. What has a default is seldom read.
+    # No `__init__`, which would double the cost. What has a default is seldom read.
     held: list[tuple[ConcurrencyLimiter, Permit]]
     in_force: tuple[InForce, ...]
     is_to_be_told: bool
     """True if the decision shows a wait or a shadow refusal."""
+    adaptive: AdaptiveMatch
+    priority: Priority
+    outcome: Outcome
+    client: str | None
+    idle_since: float | None
     refusal: Refusal | None = None
     waited_s: float = 0.0
     waits: WaitingTask | WaitingThread | None = None
     would_refuse: tuple[CompiledRule, ...] = ()
-    _adaptive: AdaptiveMatch
-    _priority: Priority
-    _outcome: Outcome
-    _client: str | None
     _sent = 0
     _fields: Sequence[tuple[bytes, bytes]] = ()
     _idle_s = 0.0
-    _idle_since: float | None
     _has_lost = False
 
     @property
     def goes_on(self) -> bool:
         return self.waits is None is self.refusal
 
-    def begin(  # noqa: PLR0917 - keywords would be slower
-        self,
-        request: Request,
-        adaptive: AdaptiveMatch,
-        caller: Caller | None,
-        guard: Guard | None,
-        waiter: type[WaitingTask | WaitingThread],
-        may_be_proxied: bool,  # noqa: FBT001
-    ) -> bool:
-        """Return True with all permits; False if the request waits, is refused, or lacks a shadow rule's.
-
-        ``waiter`` waits in a task or a thread.
-        """
-        self.held = []
-        self.in_force = ()
-        self.is_to_be_told = False
-        self._idle_since = None
-        self._outcome = "untaught" if request.sent_method == "HEAD" else "ok"
-        self._adaptive = adaptive
-        self._priority = NORMAL if caller is None else caller.priority
-        if may_be_proxied and caller is None:
-            self._client = None
-            is_whole = self._take(adaptive.compiled_rules, waiter, guard)
-            # Refusals must be cheap, so resolve the client's address only now.
-            if self.held:
-                self._client = client = _group(request.resolved_client())
-                for _, permit in self.held:
-                    permit.client = client
-            return is_whole
-        client = request.peer if caller is None else caller.id
-        self._client = _group(client) if caller is None and client is not None and ":" in client else client
-        return self._take(adaptive.compiled_rules, waiter, guard)
-
-    def _take(
+    def take(
         self,
         compiled_rules: Sequence[CompiledRule],
         waiter: Callable[[], WaitingTask | WaitingThread],
         guard: Guard | None = None,
     ) -> bool:
-        request_class, is_whole = self._adaptive.request_class, True
+        """Return True with all permits; False if the request waits, is refused, or lacks a shadow rule's.
+
+        ``waiter`` waits in a task or a thread.
+        """
+        request_class, is_whole = self.adaptive.request_class, True
         for compiled_rule in compiled_rules:
             places: ConcurrencyLimiter = compiled_rule.places  # type: ignore[assignment]
             limit = places.limit
-            priority = compiled_rule.priority or self._priority
+            priority = compiled_rule.priority or self.priority
             permit = places.begin(request_class, priority, guard, waiter)
             guard = None
             room = limit.levels[priority].room - limit.in_flight
@@ -176,13 +146,19 @@ class Permits:
             self.in_force += (found if compiled_rule.enforced else InShadow(found),)
             if permit is not None:
                 self.held.append((places, permit))
-                permit.client = self._client
+                permit.client = self.client
                 if permit.began is not None:
                     continue
             is_whole = False
             if not self._goes_on_without(compiled_rule, places, permit):
                 break
         return is_whole
+
+    def resolve_client(self, request: Request) -> None:
+        """Refusals must be cheap, so call this with permits only."""
+        self.client = client = group_of(request.resolved_client())
+        for _, permit in self.held:
+            permit.client = client
 
     def _goes_on_without(self, compiled_rule: CompiledRule, places: ConcurrencyLimiter, permit: Permit | None) -> bool:
         if permit is not None:
@@ -222,7 +198,7 @@ class Permits:
     def begin_again_here(self) -> None:
         """Take released permits again, in this thread."""
         before, self.in_force = self.in_force, ()
-        self._take(self._adaptive.compiled_rules, WaitingThread)
+        self.take(self.adaptive.compiled_rules, WaitingThread)
         self.wait()
         if self.refusal is None:
             self.in_force = before
@@ -230,7 +206,7 @@ class Permits:
     async def begin_again(self, stay: Stay) -> bool:
         """Take released permits again. False if the client leaves first."""
         before, self.in_force = self.in_force, ()
-        self._take(self._adaptive.compiled_rules, WaitingTask)
+        self.take(self.adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
         if self.refusal is None:
             self.in_force = before
@@ -238,14 +214,14 @@ class Permits:
 
     def idle(self) -> None:
         """Lend permits while waiting for the client."""
-        if self._idle_since is None:
+        if self.idle_since is None:
             for places, permit in self.held:
                 # Others use them already.
                 if permit.began is not None:
-                    self._idle_since = places.idle(permit, self._idle_s)
+                    self.idle_since = places.idle(permit, self._idle_s)
 
     def busy(self) -> None:
-        since, self._idle_since = self._idle_since, None
+        since, self.idle_since = self.idle_since, None
         if since is None:
             return
         idle_s = 0.0
@@ -265,13 +241,13 @@ class Permits:
 
     def _go_on(self, *, has_place: bool) -> None:
         waiter, self.waits = type(self.waits), None
-        compiled_rules, asked = self._adaptive.compiled_rules, len(self.in_force)
+        compiled_rules, asked = self.adaptive.compiled_rules, len(self.in_force)
         if has_place:
             waited_s = self.held[-1][1].waited_s
             if waited_s:
                 self.waited_s += waited_s
                 self.is_to_be_told = True
-            self._take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # Either kind of waiter.
+            self.take(compiled_rules[asked:], waiter)  # type: ignore[arg-type]  # Either kind of waiter.
         else:
             self._refuse(compiled_rules[asked - 1], self.held[-1][0])
 
@@ -285,9 +261,9 @@ class Permits:
         return refused_in_flight(self.in_force, float(dict(refusal.waiting)["Retry-After"]))
 
     def count(self) -> None:
-        """Count an admitted request for rules without other limits."""
+        """Count an admitted request for rules that count nowhere else."""
         held = [places for places, _ in self.held]
-        for compiled_rule, (_, limit, remaining) in zip(self._adaptive.compiled_rules, self.in_force):
+        for compiled_rule, (_, limit, remaining) in zip(self.adaptive.compiled_rules, self.in_force):
             # It got this permit only after the booked turn.
             if compiled_rule in self.would_refuse:
                 continue
@@ -295,25 +271,25 @@ class Permits:
                 compiled_rule.row.count(ADMITTED, (limit - remaining) / limit)
 
     def windows(self) -> Iterator[Window]:
-        for compiled_rule in self._adaptive.compiled_rules:
+        for compiled_rule in self.adaptive.compiled_rules:
             if compiled_rule.places is not None:
                 limit = compiled_rule.places.limit
-                room = limit.levels[compiled_rule.priority or self._priority].room
+                room = limit.levels[compiled_rule.priority or self.priority].room
                 remaining = max(0, room - limit.in_flight)
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
         """An event stream releases the permits."""
         # The application does not wait for the rest of the body.
-        if self._idle_since is not None:
+        if self.idle_since is not None:
             self.busy()
         self._has_lost = False
         self._fields = fields
         if status != 200:
             if status in _FAILED:
-                self._outcome = "failed"
+                self.outcome = "failed"
             elif not isinstance(status, int) or status < 200 or status == 304 or status >= 400:
-                self._outcome = "untaught"
+                self.outcome = "untaught"
         for name, value in fields:
             # Rare matches come first.
             if len(name) == 12 and value[:17].lower() == _STREAM and name.lower() == b"content-type":
@@ -340,7 +316,7 @@ class Permits:
         while held:
             places, permit = held.pop()
             try:
-                places.end(permit, outcome or self._outcome)
+                places.end(permit, outcome or self.outcome)
             except BaseException:
                 places.abandon(permit)
                 raise

@@ -380,6 +380,7 @@ SITUATIONS: dict[str, list[Play]] = {
         lambda stage: stage.asked(headers=XFF, trusted_proxies=["10.0.0.0/8"]),
         lambda stage: stage.asked(headers=XFF, peer=None),
         lambda stage: stage.asked(headers=XFF, peer="testclient"),
+        lambda stage: stage.asked(Rule("api", "60/minute", key=["global"], adaptive=True), headers=XFF),
         lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}),
         lambda stage: stage.asked(headers={"CF-Connecting-IP": "203.0.113.77"}, forwarded_header="CF-Connecting-IP"),
         lambda stage: stage.asked(headers={"Forwarded": "for=203.0.113.77"}, forwarded_header="forwarded"),

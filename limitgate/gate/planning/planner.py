@@ -311,6 +311,9 @@ class Planner:
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
         match = self._match(tier, request.method, request.sent, request.root)
+        if self.adapts and not self.trusts_proxies:
+            # Samples LG006: an adaptive limit takes the peer for the client, whatever the key of its rule.
+            request.resolved_client()
         asks_route = match is not EXEMPT and (match.asks_route or self._routes.decorated())
         template, marks = self._route(request) if asks_route else (None, ())
         prepared = self._prepared_with(tier, request, match, template, marks)
@@ -346,7 +349,8 @@ class Planner:
             return PreparedPlan((), (), (), marks, denying=denying)
         adaptive = None
         if match.adaptive_rules:
-            adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template))
+            counts = any(each.row is not None and not each.rule.has_counts for each in match.adaptive_rules)
+            adaptive = AdaptiveMatch(match.adaptive_rules, (request.method_class, template), counts)
         subject = Subject(request, None, tier, self._identities)
         subject.route = template
         limited = tuple([each for each in match.limited_rules if each.rule.per == "request" or request.is_websocket])

@@ -174,6 +174,8 @@ class AdaptiveMatch:
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
+    counts: bool
+    """True if a rule has no other limit, so that permits count its requests."""
 
 
 class PreparedPlan:
