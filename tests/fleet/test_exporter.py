@@ -69,7 +69,8 @@ def test_equal_to_the_sum_of_the_processes_own() -> None:
         owns.append(registry)
         fleet.append(app)
         app.gate.rules.counts.tally.count()  # type: ignore[union-attr]
-        together.fleet(FleetRequest(KEY, publisher_of(app).id, encode(publisher_of(app).snapshot())))
+        told = replace(publisher_of(app).snapshot(), process=str(number))
+        together.fleet(FleetRequest(KEY, told.id, encode(told)))
     found = samples(collector(together))
     own = [samples(registry) for registry in owns[1:]]
     # The first has no observer: it counts later, and equally.

@@ -19,7 +19,8 @@ from limitgate.command.client_state import Opened, on_store, store_options
 from limitgate.command.output import FOUND, print_json, print_table, say, seconds
 from limitgate.errors import ConfigError, StoreError
 from limitgate.fleet.actions import client_bucket
-from limitgate.fleet.reader import Figures, FleetReader
+from limitgate.fleet.figures import Figures
+from limitgate.fleet.reader import FleetReader
 from limitgate.limits.limit import seconds_of
 from limitgate.messages.text import printable
 
@@ -102,7 +103,7 @@ def top(*, once: bool, as_json: bool, **options: Any) -> None:
 
 
 def _fields(figures: Figures) -> dict[str, Any]:
-    return {name: value for name, value in figures.items() if name not in ("live", "history")}
+    return {name: value for name, value in figures.items() if name != "history"}
 
 
 _PROCESSES = "Process", "Up", "Version", "Rules", "Req/s", "Refused/s", "Requests", "Refused", "Store", "Last error"
