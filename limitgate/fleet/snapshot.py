@@ -12,7 +12,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from operator import gt
@@ -41,7 +41,7 @@ class UnreadableError(ValueError):
     """Not a snapshot of this version."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the time to read one
 class RuleState:
     name: str
     tier: str
@@ -193,6 +193,9 @@ def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
     }
 
 
+_DAMAGE = zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, StopIteration
+
+
 def decode(packed: bytes) -> Snapshot:
     """Read a snapshot. Raises `UnreadableError`, whatever the bytes are."""
     if not packed.startswith(b"LG"):
@@ -206,7 +209,7 @@ def decode(packed: bytes) -> Snapshot:
         text = unpacking.decompress(packed[len(_HEAD) :], _MOST_JSON)
         if unpacking.eof:
             return _snapshot(json.loads(text))
-    except (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except _DAMAGE as error:
         raise UnreadableError(f"it is damaged ({type(error).__name__})") from error
     raise UnreadableError("it is cut off or too long")
 
@@ -272,22 +275,27 @@ def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
     names = [told[place] for place in _wholes(kept["u"])]
     moving, tenths = map(_wholes, kept.get("b", ([], [])))
     shadows = {_whole(place): _whole(count) for place, count in kept.get("sh", ())}
+    rules = kept["k"][:MOST_RULES]
+    numbers = iter(_wholes([number for rule in rules for number in (*rule[2:4], *chain.from_iterable(rule[5]))]))
     found, at = [], 0
-    for place, (name, tier, admitted, refused, utilization, sizes, limits) in enumerate(kept["k"][:MOST_RULES]):
+    for place, (name, tier, _, _, utilization, _, limits) in enumerate(rules):
+        admitted, refused = next(numbers), next(numbers)
         tops, rates = list[Top](), list[Mapping[str, float]]()
-        known: dict[str, str] = {}
-        for floor, size in sizes:
-            end = at + _whole(size)
-            tops.append(Top(entries[at:end], _whole(floor)))
-            known.update(zip(keys[at:end], names[at:end]))
-            part = slice(bisect_left(moving, at), bisect_left(moving, end))
+        first = at
+        for _ in range(2):
+            floor, size = next(numbers), next(numbers)
+            end = at + size
+            tops.append(Top(entries[at:end], floor))
+            part = slice(bisect_left(moving, at), bisect_left(moving, end)) if moving else slice(0)
             rates.append({keys[entry]: rate / 10 for entry, rate in zip(moving[part], tenths[part])})
             at = end
         used, refusals = tops
+        known = dict(zip(keys[first:at], names[first:at]))
         written = [{_text(label): _text(value) for label, value in limit.items()} for limit in limits[:64]]
-        counts = _whole(admitted), _whole(refused), max(0.0, _number(utilization))
+        counts = admitted, refused, max(0.0, _number(utilization))
         state = RuleState(_text(name), _text(tier), *counts, used, refusals, known, written, (rates[0], rates[1]))
-        found.append(replace(state, would_refuse=shadows[place]) if place in shadows else state)
+        state.would_refuse = shadows.get(place)
+        found.append(state)
     return found
 
 
