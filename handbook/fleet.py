@@ -58,7 +58,8 @@ def _rule(name: str, admitted: int, utilization: float, scale: int, first: int) 
     counts = [(key, scale * 6 // (place * place + 1)) for place, key in enumerate(names)]
     entries = [Entry(key, count, 0, NOW - 190 + 31 * place, NOW - 1) for place, (key, count) in enumerate(counts) if count]
     refused = sum(entry.hits for entry in entries)
-    return RuleState(name, "default", admitted, refused, utilization, Top(entries), Top(entries), names)
+    rates = {entry.key: entry.hits / 190 for entry in entries}
+    return RuleState(name, "default", admitted, refused, utilization, Top(entries), Top(entries), names, rates=(rates, rates))
 
 
 def _history() -> list[tuple[int, int, int]]:
