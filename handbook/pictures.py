@@ -117,7 +117,9 @@ def _serve(page: Any, app: Any) -> None:
         )
         # What is measured would be another each time.
         body = re.sub(rb'"latency": ?[0-9.e-]+', b'"latency":0.0004', response.data)
-        body = body.replace(b"memory://, prefix", _SHOWN + b", prefix")
+        body = body.replace(b"memory://, prefix", _SHOWN + b", prefix").replace(
+            b'"store": "memory://"', b'"store": "%s"' % _SHOWN
+        )
         headers = {name: value for name, value in response.headers if name.lower() != "content-length"}
         route.fulfill(status=response.status_code, headers=headers, body=body)
 
