@@ -12,6 +12,7 @@ from limitgate.stores.base import FleetRequest, fleet_key
 NOW = 1_791_898_265.0
 """A Wednesday afternoon, in Unix seconds."""
 PROCESSES, OTHER = 8, 5
+_REFUSED_PER_SECOND = 6.1
 _REVISION = 0x5F1C2AD09B77
 _CLIENTS = ("ip=20….7", "ip=19….44", "ip=20….9", "api_key=ac…9f", "ip=2a…c1")
 
@@ -47,7 +48,7 @@ def _process(number: int) -> Snapshot:
             _rule("search", 9_000, 0.65, 4, 2),
             _rule("export", 120, 0.2, 0, 0),
         ],
-        rates=(44.2, 6.1),
+        rates=(44.2, _REFUSED_PER_SECOND),
         history=_history(),
     )
 
@@ -58,7 +59,8 @@ def _rule(name: str, admitted: int, utilization: float, scale: int, first: int) 
     counts = [(key, scale * 6 // (place * place + 1)) for place, key in enumerate(names)]
     entries = [Entry(key, count, 0, NOW - 190 + 31 * place, NOW - 1) for place, (key, count) in enumerate(counts) if count]
     refused = sum(entry.hits for entry in entries)
-    return RuleState(name, "default", admitted, refused, utilization, Top(entries), Top(entries), names)
+    rates = {entry.key: entry.hits * _REFUSED_PER_SECOND / 3_481 for entry in entries}
+    return RuleState(name, "default", admitted, refused, utilization, Top(entries), Top(entries), names, rates=(rates, rates))
 
 
 def _history() -> list[tuple[int, int, int]]:

@@ -20,7 +20,7 @@ from werkzeug.test import Client
 from example_app import wsgi
 from handbook import fleet
 from limitgate import MemoryStore
-from limitgate.command.verbs import watch
+from limitgate.command import fleet_screen
 from limitgate.fleet.reader import FleetReader
 from limitgate.page import PageWSGI
 
@@ -94,7 +94,7 @@ def _top(page: Any) -> None:
     console = Console(record=True, width=104, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     figures = FleetReader(fleet.store()).read()
     figures["store"]["latency"] = 0.0004
-    console.print(Group(*watch._top_view(figures, 24)))  # noqa: SLF001 - the live view, without a terminal
+    console.print(Group(*fleet_screen.top_view(figures, 24)))
     drawn = _FONT_FACES.sub("", console.export_svg(title="limitgate top --store redis://localhost"))
     page.set_content(f"<body style='margin: 0'>{drawn}</body>")
     page.set_viewport_size({"width": 1080, "height": round(page.locator("svg").bounding_box()["height"])})
@@ -117,7 +117,9 @@ def _serve(page: Any, app: Any) -> None:
         )
         # What is measured would be another each time.
         body = re.sub(rb'"latency": ?[0-9.e-]+', b'"latency":0.0004', response.data)
-        body = body.replace(b"memory://, prefix", _SHOWN + b", prefix")
+        body = body.replace(b"memory://, prefix", _SHOWN + b", prefix").replace(
+            b'"store": "memory://"', b'"store": "%s"' % _SHOWN
+        )
         headers = {name: value for name, value in response.headers if name.lower() != "content-length"}
         route.fulfill(status=response.status_code, headers=headers, body=body)
 

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
 import click
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.command.applications import RULES
+from limitgate.command.opened import Opened, Options, Verb, decorated, store_options
 from limitgate.command.output import say
-from limitgate.command.service import Service, service, settings_of, store_of, tell_unidentified
+from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
-from limitgate.gate.flow import Budget, measures_silence, run
-from limitgate.gate.journal import Ban, Journal
+from limitgate.gate.journal import Ban
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
-from limitgate.limiter.limiter import Limiter
-from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, RuleBucketOperations, rule_bucket
-from limitgate.limits.limit import Limit, as_seconds
+from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
+from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
-from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import Settings
-from limitgate.stores.base import SyncConfigStore
+from limitgate.rules.rule import Rule
 
-Options = Mapping[str, Any]
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
@@ -49,44 +42,8 @@ _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
 """Route words with digits: ``v2``, ``oauth2``."""
 
 
-class _Timeout(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        with suppress(ConfigError):
-            value = as_seconds(value, self.name)
-        return super().convert(value, param, ctx)
-
-
-timeout_option: Callable[[Verb], Verb] = click.option(
-    "--timeout",
-    default=2.0,
-    type=_Timeout(0, 60, min_open=True),
-    metavar="SECONDS",
-    help="How long to wait for the store.",
-    show_default=True,
-)
-app_option: Callable[[Verb], Verb] = click.option(
-    "--app", metavar="MODULE:APP", help="The application or a factory, for its routes, limits in code, and options."
-)
-
-
-def store_options(verb: Verb) -> Verb:
-    return _decorated(
-        verb,
-        app_option,
-        click.option(
-            "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
-        ),
-        click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
-        click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),
-        click.option(
-            "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
-        ),
-        timeout_option,
-    )
-
-
 def state_options(verb: Verb) -> Verb:
-    return _decorated(
+    return decorated(
         store_options(verb),
         click.argument("words", metavar="[KEY [LIMIT...]]", nargs=-1),
         click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]"),
@@ -113,16 +70,12 @@ def state_options(verb: Verb) -> Verb:
 
 
 def change_options(verb: Verb) -> Verb:
-    return _decorated(
+    return decorated(
         state_options(verb),
         click.option("--reason", metavar="TEXT", help="The reason, shown by 'limitgate bans'."),
         click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option("--dry-run", is_flag=True, help="Show the affected client, and change nothing."),
     )
-
-
-def _decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
-    return reduce(lambda decorated, decorate: decorate(decorated), reversed(decorators), verb)
 
 
 class ClientState(NamedTuple):
@@ -138,58 +91,6 @@ class ClientState(NamedTuple):
             return None
         decision = self.bucket.peek()
         return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
-
-
-class Opened:
-    def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
-        self.service = named
-        self.names = settings.names
-        self._settings = settings
-        self.store: SyncConfigStore = store
-        self.key_prefix: str = settings.key_prefix
-        self.timeout: float = timeout
-        self.journal: Journal = Journal(store, settings.key_prefix, timeout)
-        secret = None if settings.secret is None else settings.secret.get_secret_value()
-        self.limiter: Limiter = Limiter(store, timeout=timeout, key_prefix=settings.key_prefix, secret=secret)
-
-    def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """Return one client's bucket, as the service counts. Raises `ConfigError`."""
-        settings = self._settings
-        operations = rule_bucket(
-            rule,
-            None,
-            parts,
-            timeout=self.timeout,
-            key_prefix=settings.key_prefix,
-            secret=settings.secret_bytes,
-            ipv6_prefix=settings.ipv6_prefix,
-            templates=templates,
-            rules=None if self.service is None else self.service.rules,
-            shadow=settings.shadow,
-        )
-        return self.carried_out(operations)
-
-    def carried_out(self, operations: RuleBucketOperations) -> RuleBucket:
-        measured = measures_silence(self.store)
-        return RuleBucket(operations, lambda flow: run(self.store, flow, Budget(self.timeout, measured=measured)))
-
-
-@contextmanager
-def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
-    if rules is None and options.get("rule") and options["app"] is None:
-        rules = os.environ.get("LIMITGATE_RULES")
-    chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
-    named = service(rules, options["app"], **chosen) if rules or options["app"] else None
-    settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
-    if "store" not in settings.model_fields_set:
-        raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
-    store = store_of(settings)
-    if store is None:
-        raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
-    try:
-        yield Opened(store, settings, options["timeout"], named)
-    finally:
-        store.close()
 
 
 Use = Literal["peek", "reset", "ban"]

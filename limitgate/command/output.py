@@ -6,9 +6,12 @@ import json
 import logging
 import math
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import click
 
@@ -47,8 +50,23 @@ def say(*lines: str, err: bool = False) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value. Infinite numbers become ``null``; control characters and CI commands are escaped."""
-    text = ORDERS.sub(r"#\\u0023", json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    text = _as_json(value, None)
+    # To indent the facts of a thousand processes takes as long as to read them.
+    if len(text) < _LONG:
+        text = _as_json(value, 2)
+    text = ORDERS.sub(r"#\\u0023", text)
     write("\n".join([line if line.isprintable() else _escaped(line) for line in text.split("\n")]))
+
+
+_LONG = 500_000
+"""Characters."""
+
+
+def _as_json(value: Any, indent: int | None) -> str:
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, ensure_ascii=False)
 
 
 def _escaped(line: str) -> str:
@@ -56,7 +74,33 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table without frames, for other tools."""
+    """Print a table without frames, for other tools. A terminal that is too narrow gets folded cells."""
+    cells = [[_cell(str(cell)) for cell in row] for row in rows]
+    widths = [max([_width(row[place]) for row in (heads, *cells)]) for place in range(len(heads))]
+    is_terminal = sys.stdout.isatty()
+    if is_terminal and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
+        _print_folded(heads, cells, title)
+        return
+    if title is not None:
+        write(title)
+    write(_line([click.style(head, bold=True) for head in heads] if is_terminal else heads, heads, widths))
+    for row in cells:
+        write(_line(row, row, widths))
+
+
+def _line(shown: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [text + " " * (width - _width(cell)) for text, cell, width in zip(shown, cells, widths)]
+    return "  ".join(padded).rstrip()
+
+
+def _width(text: str) -> int:
+    """Columns in a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum([0 if combining(each) else 2 if east_asian_width(each) in ("W", "F") else 1 for each in text])
+
+
+def _print_folded(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -65,12 +109,10 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
     for head in heads:
         table.add_column(head, header_style="bold", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(str(cell))) for cell in row))
+        table.add_row(*map(Text, row))
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDE)
     with console.capture() as captured:
-        console.print(table, soft_wrap=not console.is_terminal)
+        console.print(table)
     for line in captured.get().splitlines():
         write(line.rstrip())
 
@@ -78,10 +120,6 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title
 def _cell(text: str) -> str:
     text = printable(text)
     return text.replace(":", r"\x3a", 1) if _ORDER.match(text) else text
-
-
-_WIDE = 10_000
-"""Characters per line without a terminal."""
 
 
 def _finite(value: Any) -> Any:

@@ -13,7 +13,8 @@ import click
 from limitgate.command.bucket_owners import Trace, limits_of, search
 from limitgate.command.client_state import ban_fields
 from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
-from limitgate.command.service import Service, store_of
+from limitgate.command.service import Service
+from limitgate.command.stored import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
 from limitgate.gate.planning.compiled_rule import id_name

@@ -6,21 +6,19 @@ Options come from the command line, the gate around the application, then ``LIMI
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 import click
 
 from limitgate.command.applications import (
     Door,
-    GateAround,
     application,
     gates,
     inwards,
@@ -32,10 +30,9 @@ from limitgate.command.applications import (
     rules_named,
 )
 from limitgate.command.output import say
-from limitgate.errors import ConfigError
+from limitgate.command.stored import settings_of
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
-from limitgate.limits.plan import Plan, Reading
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.overview import Listed
@@ -44,17 +41,7 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
 from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
-from limitgate.rules.settings import GateSettings, Settings
-from limitgate.stores import MemoryStore, open_sync_store
-from limitgate.stores.base import (
-    AsyncConfigStore,
-    AsyncFleetStore,
-    ConfigRequest,
-    FleetRequest,
-    StoredConfig,
-    StoredFleet,
-    SyncConfigStore,
-)
+from limitgate.rules.settings import Settings
 
 Lines = Iterable[tuple[str, str]]
 
@@ -205,16 +192,6 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     return Service(in_force, settings, found, _door_of(found) if gate is None else gate.door)
 
 
-def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """Return options: those given, the gate's, then ``LIMITGATE_*``. Raises `click.UsageError`."""
-    options = {} if gate is None else dict(gate.options)
-    options |= {name: value for name, value in given.items() if value is not None}
-    try:
-        return GateSettings(**{**options, "rules": rules})
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from error
-
-
 def _door_of(app: Any) -> Door:
     if any(map(is_of_django, inwards(app))):
         return "django"
@@ -263,58 +240,3 @@ def _environ(method: str, target: str, peer: str | None, headers: Lines, user: s
 
 def _native(text: str) -> str:
     return text.encode().decode("latin-1")
-
-
-T = TypeVar("T")
-
-
-class _BlockingStore:
-    """An async store on an event loop in a thread."""
-
-    measures_silence = True
-
-    def __init__(self, store: AsyncConfigStore) -> None:
-        self._store = store
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="limitgate-store", daemon=True)
-        self._thread.start()
-
-    def spend(self, plan: Plan, timeout: float) -> Reading:
-        async def spend() -> Reading:
-            return await self._store.aspend(plan, timeout)
-
-        return self._run(spend())
-
-    def config(self, request: ConfigRequest, timeout: float) -> StoredConfig:
-        return self._run(self._store.aconfig(request, timeout))
-
-    def fleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
-        if not isinstance(self._store, AsyncFleetStore):
-            raise click.UsageError(f"a {type(self._store).__name__} keeps no snapshots of processes, expected --store")
-        return self._run(self._store.afleet(request, timeout))
-
-    def close(self) -> None:
-        self._run(self._store.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-
-def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return a service's store, None for memory of other processes. Raises `click.UsageError`."""
-    try:
-        store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
-    except (ConfigError, ValueError) as error:
-        raise click.UsageError(str(error)) from error
-    if isinstance(store, MemoryStore):
-        return None
-    if isinstance(store, SyncConfigStore):
-        return store
-    if isinstance(store, AsyncConfigStore):
-        return _BlockingStore(store)
-    raise click.UsageError(
-        f"the store of the service is a {type(store).__name__}, which this command cannot use; expected --store"
-    )

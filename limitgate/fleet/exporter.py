@@ -13,15 +13,16 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, get_args
+from typing import Any
 
 from limitgate.errors import StoreError
 from limitgate.fleet.reader import FleetReader
-from limitgate.fleet.snapshot import Snapshot
+from limitgate.fleet.snapshot import Snapshot, read_values
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import extra
 from limitgate.observing import instruments
-from limitgate.observing.instruments import INSTRUMENTS, Instrument, Outcome
+from limitgate.observing.counts import USUAL
+from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, SyncConfigStore, fleet_key
 
@@ -53,14 +54,14 @@ class Totals:
         """Update the counters of processes, which never fall."""
         for snapshot in snapshots:
             _, known = self._processes.get(snapshot.id, (now, {}))
-            for name, labels, values in snapshot.counters:
+            for name, labels, counts in read_values(snapshot.counters):
                 series, instrument = (name, labels), _BY_NAME.get(name)
-                if instrument is None or not _fits(instrument, labels, values):
+                if instrument is None or not _fits(instrument, labels, counts):
                     continue
                 if series in known:
-                    known[series] = [max(pair) for pair in zip(known[series], values)]
+                    known[series] = [max(pair) for pair in zip(known[series], counts)]
                 elif len(known) < MOST_SERIES:
-                    known[series] = list(values)
+                    known[series] = list(counts)
             self._processes[snapshot.id] = now, known
         for id_ in [each for each, (seen, _) in self._processes.items() if now - seen > KEPT]:
             _add(self._gone, self._processes.pop(id_)[1])
@@ -184,7 +185,9 @@ class FleetCollector:
         self.look()
         with self._lock:
             figures = self._reader.read()
-            living = [each for each in self._reader.snapshots if not each.ended] if figures["store"]["up"] else []
+            is_up = bool(figures["store"]["up"])
+            living = [each for each in self._reader.snapshots if not each.ended] if is_up else []
+            processes = len(figures["processes"]) if is_up else 0
             sums = _expected(living)
             _add(sums, self._totals.sums())
             for series, values in self._known.items():
@@ -193,23 +196,19 @@ class FleetCollector:
             counters = {series: list(values) for series, values in sums.items()}
         yield from _counter_metrics(counters)
         yield from _gauge_metrics(living)
-        yield GaugeMetricFamily("limitgate_fleet_processes", "Processes that write snapshots.", len(living))
-        yield GaugeMetricFamily(
-            "limitgate_fleet_store_up", "1 if the exporter can read the store, else 0.", int(figures["store"]["up"])
-        )
+        yield GaugeMetricFamily("limitgate_fleet_processes", "Processes that write snapshots.", processes)
+        yield GaugeMetricFamily("limitgate_fleet_store_up", "1 if the exporter can read the store, else 0.", int(is_up))
         yield GaugeMetricFamily(
             "limitgate_fleet_unreadable_snapshots", "Snapshots that cannot be read.", len(figures["unreadable"])
         )
 
 
-def _expected(living: Iterable[Snapshot]) -> dict[Series, list[float]]:
-    found: dict[Series, list[float]] = {}
+def _expected(living: Sequence[Snapshot]) -> dict[Series, list[float]]:
+    codes = instruments.DIAGNOSTICS.values["code"] if living else ()
+    found: dict[Series, list[float]] = {(instruments.DIAGNOSTICS.name, (code,)): [0] for code in codes}
     for snapshot in living:
-        for outcome in get_args(Outcome):
-            if outcome in ("admitted", "refused"):
-                found[instruments.REQUESTS.name, (outcome, "store")] = [0]
-        for outcome, source in (("unlimited", "nobody"), ("failed_open", "nobody"), ("failed_closed", "nobody")):
-            found[instruments.REQUESTS.name, (outcome, source)] = [0]
+        for labels in USUAL:
+            found[instruments.REQUESTS.name, labels] = [0]
         for rule in snapshot.rules:
             labels = rule.name, rule.tier
             for outcome in instruments.RULE_DECISIONS.values["outcome"]:
@@ -244,16 +243,16 @@ def _counter_metrics(counters: Mapping[Series, Sequence[float]]) -> Iterable[Met
 def _gauge_metrics(living: Sequence[Snapshot]) -> Iterable[Metric]:
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for snapshot in living:
-        for name, labels, values in snapshot.gauges:
+        for name, labels, numbers in read_values(snapshot.gauges):
             instrument = _BY_NAME.get(name)
             if instrument is None or instrument.kind not in ("gauge", "up_down") or len(labels) != len(instrument.labels):
                 continue
-            if len(values) != 1:
+            if len(numbers) != 1:
                 continue
             if instrument.joined == "each":
                 labels = (*labels, snapshot.host, str(snapshot.pid), snapshot.id)  # noqa: PLW2901
             series = found.setdefault(name, {})
-            series[labels] = _joined(instrument, series[labels], values[0]) if labels in series else values[0]
+            series[labels] = _joined(instrument, series[labels], numbers[0]) if labels in series else numbers[0]
     for instrument in INSTRUMENTS:
         if instrument.name in found:
             names = (*instrument.labels, "host", "pid", "process") if instrument.joined == "each" else instrument.labels

@@ -152,22 +152,22 @@ def top(sketch: Sketch) -> Top:
     return Top(sketch.entries(), sketch.floor)
 
 
-def merge(tops: Iterable[Top]) -> Top:
+def merge(tops: Iterable[Top], most: int | None = None) -> Top:
     """Add the counts of streams. Errors add up: a name may also be in streams that don't list it.
 
-    Of runs with a pause between them, the later one is reported.
+    Of runs with a pause between them, the later one is reported. With ``most``, the top names only.
     """
     listed = list(tops)
     if len(listed) == 1:
-        return listed[0]
+        return listed[0] if most is None else listed[0].cut(most)
     floor = sum([each.floor for each in listed])
     found: dict[str, list[float]] = {}
     for each in listed:
-        of_others = floor - each.floor
+        unlisted = floor - each.floor
         for key, count, error, since, last in each.entries:
             known = found.get(key)
             if known is None:
-                found[key] = [count + of_others, error + of_others, since, last]
+                found[key] = [count + unlisted, error + unlisted, since, last]
             else:
                 known[0] += count - each.floor
                 known[1] += error - each.floor
@@ -176,8 +176,13 @@ def merge(tops: Iterable[Top]) -> Top:
                 elif known[2] - last <= PAUSE:
                     known[2] = min(known[2], since)
                 known[3] = max(known[3], last)
-    entries = [Entry(key, int(count), int(error), since, last) for key, (count, error, since, last) in found.items()]
-    return Top(sorted(entries, key=_least_first), floor)
+    ranked = sorted(found, key=lambda key: (found[key][1] - found[key][0], -found[key][0]))
+    entries = []
+    for key in ranked[:most]:
+        hits, of_others, since, last = found[key]
+        entries.append(Entry(key, int(hits), int(of_others), since, last))
+    left_out = [int(found[key][0]) for key in ranked[len(entries) :]]
+    return Top(entries, max([floor, *left_out]))
 
 
 class RecentSketch:

@@ -9,10 +9,12 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from operator import gt
 from typing import Any, TypeVar
 
@@ -39,7 +41,7 @@ class UnreadableError(ValueError):
     """Not a snapshot of this version."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen would double the time to read one
 class RuleState:
     name: str
     tier: str
@@ -51,6 +53,10 @@ class RuleState:
     names: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[Mapping[str, str]] = ()
     """As written: limit, algorithm and align."""
+    rates: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
+    """Requests per second of used and refused keys, over the last period; others stand still."""
+    would_refuse: int | None = None
+    """Refusals of a shadow rule, which are in ``refusals``. None for another rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +78,10 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One process. Times are Unix seconds by its clock."""
+    """One gate of one process. Times are Unix seconds by its clock."""
 
     id: str
-    """16 hex digits, unique per start of a process."""
+    """16 hex digits, unique per gate and start of a process."""
     host: str
     pid: int
     start: float
@@ -92,14 +98,17 @@ class Snapshot:
     rules: Sequence[RuleState] = ()
     adaptive: Sequence[tuple[str, str, int, int]] = ()
     """Rule, tier, limit, in flight."""
-    counters: Sequence[Value] = ()
-    gauges: Sequence[Value] = ()
+    counters: Sequence[Any] = ()
+    """Of `Value`; as received, once decoded: see `read_values`."""
+    gauges: Sequence[Any] = ()
     ended: bool = False
     names: str = "masked"
     rates: tuple[float, float] = (0.0, 0.0)
     """Per second, over the last period."""
     history: Sequence[tuple[int, int, int]] = ()
     """Last 15 minutes by `STEP`: Unix time, requests, refusals."""
+    process: str = ""
+    """The same for all gates of a process."""
 
 
 STEP = 30
@@ -147,17 +156,21 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
         "n": snapshot.names,
         "w": [round(each, 3) for each in snapshot.rates],
         "y": snapshot.history,
+        "j": snapshot.process,
     }
 
 
 def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
     """Clients are in columns, which are read several times as fast as rows."""
     listed, entries, names = [], list[Entry](), list[str]()
+    moving: dict[int, int] = {}
     for rule in rules:
         tops = rule.used.cut(most), rule.refusals.cut(most)
         sizes = [(each.floor, len(each.entries)) for each in tops]
         listed.append([rule.name, rule.tier, rule.admitted, rule.refused, round(rule.utilization, 4), sizes, rule.limits])
-        for each in tops:
+        for each, rates in zip(tops, rule.rates):
+            tenths = [round(10 * rates.get(entry.key, 0)) for entry in each.entries] if rates else ()
+            moving.update({place: rate for place, rate in enumerate(tenths, len(entries)) if rate})
             entries += each.entries
             names += [rule.names.get(entry.key, "")[:LONGEST_NAME] for entry in each.entries]
     keys = {key: place for place, key in enumerate(dict.fromkeys([each.key for each in entries]))}
@@ -169,7 +182,18 @@ def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
         [int(each.last) for each in entries],
     ]
     known = {name: place for place, name in enumerate(dict.fromkeys(names))}
-    return {"k": listed, "z": columns, "d": list(keys), "m": list(known), "u": [known[name] for name in names]}
+    return {
+        "k": listed,
+        "z": columns,
+        "d": list(keys),
+        "m": list(known),
+        "u": [known[name] for name in names],
+        "b": [list(moving), list(moving.values())],
+        "sh": [(place, rule.would_refuse) for place, rule in enumerate(rules) if rule.would_refuse is not None],
+    }
+
+
+_DAMAGE = zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, StopIteration
 
 
 def decode(packed: bytes) -> Snapshot:
@@ -185,7 +209,7 @@ def decode(packed: bytes) -> Snapshot:
         text = unpacking.decompress(packed[len(_HEAD) :], _MOST_JSON)
         if unpacking.eof:
             return _snapshot(json.loads(text))
-    except (zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except _DAMAGE as error:
         raise UnreadableError(f"it is damaged ({type(error).__name__})") from error
     raise UnreadableError("it is cut off or too long")
 
@@ -211,13 +235,32 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
         last_error_at=None if error_at is None else _number(error_at),
         rules=_rules(kept),
         adaptive=_each(kept["a"][:MOST_RULES], lambda each: (_text(each[0]), _text(each[1]), _whole(each[2]), _whole(each[3]))),
-        counters=_each(kept["c"], _value),
-        gauges=_each(kept["g"], _value),
+        counters=_listed(kept["c"]),
+        gauges=_listed(kept["g"]),
         ended=bool(kept["x"]),
         names=_text(kept["n"]),
         rates=(_number(kept["w"][0]), _number(kept["w"][1])),
-        history=_each(kept["y"][-STEPS - 1 :], lambda each: (_whole(each[0]), _whole(each[1]), _whole(each[2]))),
+        history=_history(kept["y"][-STEPS - 1 :]),
+        process=_text(kept.get("j", ""), 32),
     )
+
+
+def _history(rows: Any) -> list[tuple[int, int, int]]:
+    flat = _wholes([*chain.from_iterable(rows)])
+    if set(map(len, rows)) - {3}:
+        raise ValueError("a step has other than three numbers")
+    return list(zip(flat[::3], flat[1::3], flat[2::3]))
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r:.80} is no list")
+    return value
+
+
+def read_values(received: Iterable[Any]) -> list[Value]:
+    """Read counters or gauges of a snapshot, without damaged ones. Only exporters need them."""
+    return _each(received, _value)
 
 
 def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
@@ -230,21 +273,29 @@ def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
         raise ValueError("an error is above its count")
     entries = list(map(Entry, keys, hits, errors, since, last))
     names = [told[place] for place in _wholes(kept["u"])]
+    moving, tenths = map(_wholes, kept.get("b", ([], [])))
+    shadows = {_whole(place): _whole(count) for place, count in kept.get("sh", ())}
+    rules = kept["k"][:MOST_RULES]
+    numbers = iter(_wholes([number for rule in rules for number in (*rule[2:4], *chain.from_iterable(rule[5]))]))
     found, at = [], 0
-    for name, tier, admitted, refused, utilization, sizes, limits in kept["k"][:MOST_RULES]:
-        tops = list[Top]()
-        known: dict[str, str] = {}
-        for floor, size in sizes:
-            end = at + _whole(size)
-            tops.append(Top(entries[at:end], _whole(floor)))
-            known.update(zip(keys[at:end], names[at:end]))
+    for place, (name, tier, _, _, utilization, _, limits) in enumerate(rules):
+        admitted, refused = next(numbers), next(numbers)
+        tops, rates = list[Top](), list[Mapping[str, float]]()
+        first = at
+        for _ in range(2):
+            floor, size = next(numbers), next(numbers)
+            end = at + size
+            tops.append(Top(entries[at:end], floor))
+            part = slice(bisect_left(moving, at), bisect_left(moving, end)) if moving else slice(0)
+            rates.append({keys[entry]: rate / 10 for entry, rate in zip(moving[part], tenths[part])})
             at = end
         used, refusals = tops
+        known = dict(zip(keys[first:at], names[first:at]))
         written = [{_text(label): _text(value) for label, value in limit.items()} for limit in limits[:64]]
-        share = max(0.0, _number(utilization))
-        found.append(
-            RuleState(_text(name), _text(tier), _whole(admitted), _whole(refused), share, used, refusals, known, written)
-        )
+        counts = admitted, refused, max(0.0, _number(utilization))
+        state = RuleState(_text(name), _text(tier), *counts, used, refusals, known, written, (rates[0], rates[1]))
+        state.would_refuse = shadows.get(place)
+        found.append(state)
     return found
 
 
@@ -261,7 +312,7 @@ def _value(kept: Sequence[Any]) -> Value:
     return _text(name), tuple([_text(each) for each in labels]), [_number(each) for each in values]
 
 
-def _each(kept: Sequence[Any], read: Callable[[Any], T]) -> list[T]:
+def _each(kept: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
     """Skip damaged entries."""
     found: list[T] = []
     for each in kept:

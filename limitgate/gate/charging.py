@@ -145,11 +145,12 @@ class Charging:
 
 
 def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
+    """A shadow rule's refusals are noted as such."""
     noted: set[tuple[str, bool]] = set()
     behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
     for charge, _, after in decision.evidence:
         compiled_rule = behind.get(charge.rule or "")
-        is_refused = after is None and charge.enforced
+        is_refused = after is None
         if compiled_rule is None or compiled_rule.row is None or not (is_refused or decision.allowed):
             continue
         if (compiled_rule.name, is_refused) not in noted and compiled_rule.row.clients is not None:

@@ -67,7 +67,7 @@ _OUTCOMES: Final = get_args(Outcome)
 _WEIGHT: Final = {outcome: weight for weight, outcome in enumerate(_OUTCOMES)}
 _REQUESTS: Final = tuple(product(_OUTCOMES, get_args(Source)))
 _PLACES: Final = {outcome: {source: _REQUESTS.index((outcome, source)) for source in get_args(Source)} for outcome in _OUTCOMES}
-_USUAL: Final = frozenset(
+USUAL: Final = frozenset(
     {
         ("unlimited", "nobody"),
         ("failed_open", "nobody"),
@@ -81,7 +81,7 @@ _USUAL: Final = frozenset(
         ("delayed", "nobody"),
     }
 )
-_RARE: Final = frozenset(_REQUESTS) - _USUAL
+_RARE: Final = frozenset(_REQUESTS) - USUAL
 """No initial series."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
@@ -103,7 +103,7 @@ def outweighs(outcome: Outcome, other: Outcome) -> bool:
 
 
 class RuleSeries(Series):
-    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "clients", "labels", "limits", "shed", "waiting")
+    __slots__ = ("_has_slots", "_has_turns", "_windows", "bans", "clients", "is_shadow", "labels", "limits", "shed", "waiting")
 
     def __init__(self, name: str, tier: str = DEFAULT_TIER, clients: Clients | None = None) -> None:
         decisions = [(instruments.RULE_DECISIONS, (name, tier, outcome)) for outcome in _RULE_OUTCOMES]
@@ -113,6 +113,7 @@ class RuleSeries(Series):
         """None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
         """As written."""
+        self.is_shadow = False
         self.waiting: list[int] = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False
@@ -364,11 +365,11 @@ class ProcessMetrics:
             yield instruments.ADAPTIVE_LAG, (), max(heartbeats.lags_s(), default=0.0)
 
 
-_process_metrics = ProcessMetrics()
+process_metrics: ProcessMetrics = ProcessMetrics()
 
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
-    exporter.attach(observers, *metrics, (_process_metrics, _process_metrics))
+    exporter.attach(observers, *metrics, (process_metrics, process_metrics))
 
 
 _HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))

@@ -111,29 +111,32 @@ const numbers = part => [
   {title: "Per second", kind: "number", text: step => rate(step[part] / step.seconds)},
   {title: "In 30 s", kind: "number", text: step => whole(step[part])},
 ];
-const tiered = (rule, tier) => tier === "default" ? rule : `${rule} (${tier})`;
+function called({rule, tier, shadow}) {
+  const more = [tier === "default" ? "" : tier, shadow ? "shadow" : ""].filter(Boolean).join(", ");
+  return more ? `${rule} (${more})` : rule;
+}
 const VERBS = {ban: "Ban", pardon: "Pardon", reset: "Reset"};
 const acts = (...names) => facts.actions ? [{title: "Actions", kind: "buttons", fill: fillButtons(...names)}] : [];
 const tables = {
   refused: new Table("refused-table", "Refused requests", numbers("refused")),
   admitted: new Table("admitted-table", "Admitted requests", numbers("admitted")),
   rules: new Table("rules", "Rules by utilization", [
-    {title: "Rule", kind: "text", text: rule => tiered(rule.name, rule.tier)},
+    {title: "Rule", kind: "text", text: rule => called({...rule, rule: rule.name})},
     {title: "Utilization", kind: "bar", fill: fillBar},
-    {title: "Refused", kind: "number", text: rule => whole(rule.refused)},
+    {title: "Refused", kind: "number", text: rule => rule.shadow ? `would: ${whole(rule.would_refuse)}` : whole(rule.refused)},
     {title: "Admitted", kind: "number minor", text: rule => whole(rule.admitted)},
   ]),
   who: new Table("who", "Clients that are refused most", [
     {title: "Client", kind: "who", text: entry => entry.who},
-    {title: "Rule", kind: "short", text: entry => tiered(entry.rule, entry.tier)},
+    {title: "Rule", kind: "short", text: called},
     {title: "Refused", kind: "number", text: entry => entry.error ? `${whole(entry.count - entry.error)} to ${whole(entry.count)}` : whole(entry.count)},
-    {title: "Now/s", kind: "number minor", text: entry => entry.per_second === null ? "–" : rate(entry.per_second)},
+    {title: "Per second", kind: "number minor", text: entry => rate(entry.per_second)},
     {title: "Since", kind: "number", text: entry => clock(entry.since)},
     ...acts("ban", "reset"),
   ]),
   processes: new Table("processes", "Processes by revision, those that differ first", [
     {title: "Process", kind: "text", text: each => `${each.host} ${each.pid}`},
-    {title: "Rules", fill: (cell, each) => { fillText(cell, `${hex(each.revision)}${each.follows ? "" : " differs"}`); cell.className = each.follows ? "code" : "code bad-text"; }},
+    {title: "Rules", fill: (cell, each) => { fillText(cell, `${each.revisions.map(hex).join(", ")}${each.follows ? "" : " differs"}`); cell.className = each.follows ? "code" : "code bad-text"; }},
     {title: "Version", kind: "minor", text: each => each.version},
     {title: "Req/s", kind: "number", text: each => rate(each.requests_per_second)},
     {title: "Ref/s", kind: "number", text: each => rate(each.refused_per_second)},
@@ -150,6 +153,7 @@ const tables = {
     ...acts("pardon"),
   ]),
 };
+const kept = /^(rediss?|unix)/.test(facts.store) ? "Redis" : "The store";
 const hex = revision => revision === null ? "unknown" : revision.toString(16).padStart(12, "0").slice(0, 7);
 
 let shown = null, shownAt = 0;
@@ -157,9 +161,10 @@ function show(figures, at = Date.now()) {
   shown = figures;
   shownAt = at;
   const {store} = figures, admitted = Math.max(0, figures.requests_per_second - figures.refused_per_second);
-  $("store").classList.toggle("bad", !store.up || figures.processes_down > 0);
-  say("store", !store.up ? `The store does not answer: ${store.error || "no reason given"}`
-    : `The store answers${store.latency === null ? "" : ` in ${rate(store.latency * 1000)} ms`}`
+  $("store").classList.toggle("bad", !store.up || store.writes === false || figures.processes_down > 0);
+  say("store", !store.up ? `${kept} does not answer: ${store.error || "no reason given"}`
+    : store.writes === false ? `${kept} answers but refuses to write, so limits are not kept there: ${store.error}.`
+    : `${kept} answers${store.latency === null ? "" : ` in ${rate(store.latency * 1000)} ms`}`
       + (figures.processes_down ? `, but not to ${many(figures.processes_down, "process", "processes")}.` : "."));
   showHeadline(figures);
   $("empty").hidden = !figures.empty;
@@ -171,21 +176,26 @@ function show(figures, at = Date.now()) {
   tables.rules.show(figures.rules, rule => `${rule.tier} ${rule.name}`, "No rule has counted a request yet.");
   say("adaptive", (figures.adaptive || []).map(each => `${each.rule}: ${each.in_flight} of ${each.limit} places in use.`).join(" "));
   tables.who.show(figures.most_refused, entry => `${entry.tier} ${entry.rule} ${entry.key}`, "Nobody was refused in the last 5 minutes.");
-  const revisions = Object.keys(figures.revisions || {}).length, behind = figures.processes.filter(each => !each.follows).length;
-  $("revisions").classList.toggle("bad-text", behind > 0);
-  say("revisions", !figures.processes_in_all ? "" : behind ? `${many(behind, "process differs", "processes differ")} from the rules of most: ${revisions} revisions.`
-    : `${many(figures.processes_in_all, "process runs", "processes run")} the same rules.`);
-  tables.processes.show(figures.processes, each => `${each.host} ${each.pid} ${each.revision}`, "No process reports.");
+  showRevisions(figures);
+  tables.processes.show(figures.processes, each => each.id, "No process reports.");
   const failed = figures.last_load_error;
   $("load").classList.toggle("bad-text", Boolean(failed));
   say("load", failed ? `${clock(failed.at)} on ${failed.host} ${failed.pid}: ${failed.error}` : "None.");
   tables.bans.show(figures.bans, ban => `${ban.digest} ${ban.key}`, "No client is banned.");
   age();
 }
+function showRevisions({processes, processes_in_all: all, processes_behind: behind}) {
+  $("revisions").hidden = !all;
+  $("revisions").classList.toggle("bad", behind > 0);
+  const first = processes[0], others = behind > 1 ? ` and ${many(behind - 1, "other")}` : "";
+  say("revisions", !all ? "" : behind ? `${behind} of ${many(all, "process", "processes")} ${behind === 1 ? "has" : "have"} other rules: ${first.host} ${first.pid}${others}.`
+    : all === 1 ? "1 process runs." : `All ${whole(all)} processes run the same rules.`);
+}
 function showHeadline({headline: most, empty, refused_per_second: refused}) {
   const line = $("headline");
   const words = most
-    ? [["b", most.who], ` is refused most, by rule `, ["b", most.rule], `, since ${clock(most.since)} (${lasting(shown.at - most.since)}).`]
+    ? [...(most.shadow ? ["Nobody is refused. "] : []), ["b", most.who], most.shadow ? " would be refused most, by the shadow rule " : " is refused most, by rule ",
+      ["b", most.rule], `, since ${clock(most.since)} (${lasting(shown.at - most.since)})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
     : [empty ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "Nobody is refused."];
   const key = JSON.stringify(words);
   if (line.dataset.key === key) return;

@@ -56,13 +56,13 @@ def screen(figures: Figures) -> dict[str, Any]:
     """A large fleet exceeds what a page may send every two seconds."""
     rules: Sequence[Mapping[str, Any]] = figures.get("rules", ())
     processes: Sequence[Mapping[str, Any]] = figures.get("processes", ())
-    kept = [
-        {name: each[name] for name in ("name", "tier", "admitted", "refused", "utilization")} for each in rules[:MOST_RULES]
-    ]
+    kept = [{name: each[name] for name in _OF_RULE} for each in rules[:MOST_RULES]]
     refused = [
-        {**each, "rule": rule["name"], "tier": rule["tier"]} for rule in rules for each in rule["most_refused"][:MOST_WHO]
+        {**each, "rule": rule["name"], "tier": rule["tier"], "shadow": rule["shadow"]}
+        for rule in rules
+        for each in rule["most_refused"][:MOST_WHO]
     ]
-    refused.sort(key=lambda each: (-(each["count"] - each["error"]), each["rule"], each["who"]))
+    refused.sort(key=lambda each: (each["shadow"], each["error"] - each["count"], each["rule"], each["who"]))
     down = sum(1 for each in processes if not each["store"]["up"])
     return {
         **{name: figures.get(name) for name in _WHOLE},
@@ -73,6 +73,7 @@ def screen(figures: Figures) -> dict[str, Any]:
         "processes": [_process(each) for each in processes[:MOST_PROCESSES]],
         "processes_in_all": len(processes),
         "processes_down": down,
+        "processes_behind": sum(1 for each in processes if not each["follows"]),
         "bans": list(figures.get("bans", ()))[:MOST_BANS],
         "bans_in_all": len(figures.get("bans", ())),
     }
@@ -80,16 +81,18 @@ def screen(figures: Figures) -> dict[str, Any]:
 
 _WHOLE = (
     *("at", "prefix", "store", "requests_per_second", "refused_per_second", "headline"),
-    *("revision", "revisions", "last_load_error", "adaptive", "empty"),
+    *("last_load_error", "adaptive", "empty"),
 )
+_OF_RULE = "name", "tier", "shadow", "admitted", "refused", "would_refuse", "utilization"
 
 
 def _process(process: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: process[name] for name in _OF_PROCESS}, "up": process["store"]["up"]}
+    revisions = list(dict.fromkeys([each["revision"] for each in process["gates"]]))
+    return {**{name: process[name] for name in _OF_PROCESS}, "up": process["store"]["up"], "revisions": revisions}
 
 
 _OF_PROCESS = (
-    *("host", "pid", "version", "revision", "follows", "uptime", "requests_per_second", "refused_per_second"),
+    *("id", "host", "pid", "version", "follows", "uptime", "requests_per_second", "refused_per_second"),
     *("last_error", "last_error_at", "clock_ahead"),
 )
 

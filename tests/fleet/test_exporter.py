@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -12,9 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
 from limitgate.errors import StoreError
+from limitgate.fleet import gate_state
 from limitgate.fleet.exporter import FleetCollector, Totals
 from limitgate.fleet.reader import FleetReader
 from limitgate.fleet.snapshot import Snapshot, encode
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.prometheus import PrometheusObserver
 from limitgate.stores.base import ConfigRequest, FleetRequest, StoredConfig, StoredFleet, fleet_key
 from tests.fleet.test_publisher import publisher_of
@@ -69,7 +72,8 @@ def test_equal_to_the_sum_of_the_processes_own() -> None:
         owns.append(registry)
         fleet.append(app)
         app.gate.rules.counts.tally.count()  # type: ignore[union-attr]
-        together.fleet(FleetRequest(KEY, publisher_of(app).id, encode(publisher_of(app).snapshot())))
+        told = replace(publisher_of(app).snapshot(), process=str(number))
+        together.fleet(FleetRequest(KEY, told.id, encode(told)))
     found = samples(collector(together))
     own = [samples(registry) for registry in owns[1:]]
     # The first has no observer: it counts later, and equally.
@@ -93,6 +97,25 @@ def test_equal_to_the_sum_of_the_processes_own() -> None:
     assert compared == 2 * (3 + 9 + 1)
     assert value(found, "limitgate_fleet_processes") == 3
     assert value(found, "limitgate_rule_limit", rule="api", tier="default", window="day") == 20
+
+
+def test_diagnoses_are_told_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one of its gates, for they are the process'."""
+    monkeypatch.setattr(gate_state, "_speakers", WeakKeyDictionary())
+    store, registry = MemoryStore(), CollectorRegistry()
+    apps = [
+        LimitGateWSGI(wsgi, rules=[Rule("api", "2/day")], store=store, fleet=True, observers=[PrometheusObserver(registry)])
+        for _ in range(2)
+    ]
+    Diagnosis.DROPPED.log("a", "b")
+    for app in apps:
+        write(store, publisher_of(app).snapshot())
+    found, own = samples(collector(store)), samples(registry)
+    code = Diagnosis.DROPPED.code
+    assert value(found, "limitgate_diagnostics_total", code=code)
+    for key, total in own.items():
+        if key[0] == "limitgate_diagnostics_total":
+            assert found[key] == total
 
 
 def _own(alone: Totals, key: tuple[str, tuple[tuple[str, str], ...]]) -> float:

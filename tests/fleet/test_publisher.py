@@ -142,11 +142,12 @@ def test_a_process_of_asgi(url: str, prefix: str) -> None:
     asyncio.run(run())
 
 
-def test_processes_add_up(redis_server: RedisServer, prefix: str) -> None:
-    """Three of them, of which one has other rules."""
+def test_gates_of_a_process_add_up(redis_server: RedisServer, prefix: str) -> None:
+    """They are one process, even if one of them has other rules."""
+    other = [Rule("api", "4/day", key=["ip"], path="/api")]
     apps = [
         LimitGateWSGI(wsgi, rules=rules, store=redis_server.url, key_prefix=prefix, fleet=True)
-        for rules in (RULES, RULES, [Rule("api", "4/day", key=["ip"], path="/api")])
+        for rules in (RULES, RULES, other)
     ]
     for app in apps:
         wsgi_reply(app, "/api")
@@ -156,11 +157,13 @@ def test_processes_add_up(redis_server: RedisServer, prefix: str) -> None:
     def told() -> Any:
         reader._read_at = -1.0
         figures = reader.read()
-        return figures if [each["requests"] for each in figures["processes"]] == [1, 1, 1] else None
+        return figures if [each["requests"] for each in figures["processes"]] == [3] else None
 
     figures = awaited(told)
-    assert [each["follows"] for each in figures["processes"]] == [False, True, True]
-    assert sorted(figures["revisions"].values()) == [1, 2]
+    (process,) = figures["processes"]
+    assert (process["pid"], process["follows"], process["revision"]) == (os.getpid(), True, None)
+    assert [each["requests"] for each in process["gates"]] == [1, 1, 1]
+    assert len({each["revision"] for each in process["gates"]}) == 2
     (rule,) = figures["rules"]
     assert rule["admitted"] == 3
     assert [(each["who"], each["count"], each["error"]) for each in rule["most_used"]] == [("ip=19….1", 3, 0)]
@@ -360,6 +363,32 @@ def test_rights_that_limiting_needs_are_enough(own_redis: RedisServer, prefix: s
     assert store.fleet(FleetRequest(index), PATIENCE).snapshots == [b"LG"]
     assert store.fleet(FleetRequest(index, "0" * 16), PATIENCE).processes == 0
     store.close()
+
+
+def test_clients_have_rates(prefix: str) -> None:
+    """Of the time between two snapshots. A client that stands still has none, one beyond the limit has both."""
+    app = LimitGateWSGI(wsgi, rules=RULES, store=MemoryStore(), key_prefix=prefix, fleet=True)
+    publisher, tally = publisher_of(app), app.gate.rules.counts.tally  # type: ignore[union-attr]
+    publisher._poller.stop()
+    assert tally is not None
+    for asked, (used, refused) in ((4, (3, 1)), (0, (0, 0)), (6, (0, 6))):
+        for _ in range(asked):
+            wsgi_reply(app, "/api")
+        tally.count()
+        publisher._state._looked -= 2
+        rates = publisher.snapshot().rules[0].rates
+        assert [round(2 * sum(each.values())) for each in rates] == [used, refused]
+
+
+def test_a_shadow_rule_says_whom_it_would_refuse(prefix: str) -> None:
+    shadow = [Rule("api", "3/day", key=["ip"], path="/api", shadow=True)]
+    app = LimitGateWSGI(wsgi, rules=shadow, store=MemoryStore(), key_prefix=prefix, fleet=True)
+    for _ in range(5):
+        assert wsgi_reply(app, "/api").status == 200
+    app.gate.rules.counts.tally.count()  # type: ignore[union-attr]
+    (rule,) = publisher_of(app).snapshot().rules
+    assert (rule.admitted, rule.refused, rule.would_refuse) == (3, 0, 2)
+    assert [entry.hits for entry in rule.refusals.entries] == [2]
 
 
 def test_gates_that_share_a_store_tell_of_it_once(prefix: str) -> None:

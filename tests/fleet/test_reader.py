@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from limitgate import MemoryStore
+from limitgate import MemoryStore, RedisStore
 from limitgate.errors import StoreError
-from limitgate.fleet import reader as reading
 from limitgate.fleet.actions import client_bucket
 from limitgate.fleet.reader import FleetReader, reader_of
 from limitgate.fleet.sketch import Entry, Top
@@ -18,6 +17,7 @@ from limitgate.fleet.snapshot import STEP, LoadState, RuleState, Snapshot, Store
 from limitgate.gate.flow import run
 from limitgate.gate.journal import Journal
 from limitgate.stores.base import FleetRequest, StoredFleet, fleet_key
+from tests.support.redis_server import RedisServer
 
 KEY = fleet_key("limitgate")
 
@@ -178,7 +178,8 @@ def test_a_store_that_is_away() -> None:
     """The figures say so, and keep what was read before."""
     store = Away()
     reader = FleetReader(store)
-    assert reader.read()["store"] == {"up": False, "latency": None, "breaker": "closed", "error": "no connection"}
+    away = {"up": False, "latency": None, "writes": None, "breaker": "closed", "error": "no connection"}
+    assert reader.read()["store"] == away
     assert reader.read()["empty"] == "the store does not answer: no connection"
     store.is_away = False
     store.fleet(FleetRequest(KEY, "0" * 16, encode(snapshot(0))))
@@ -241,13 +242,60 @@ def test_a_client_of_the_figures_can_be_banned() -> None:
             client_bucket(found, *wrong)
 
 
-def test_rates_come_from_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How often a client is refused per second, between two readings."""
-    monkeypatch.setattr(reading, "FRESH", 0.0)
-    monkeypatch.setattr(reading, "STALEST", 0.0)
-    store = written(snapshot(1, rules=[rule(entry(1, 10))]))
+def test_rates_of_processes_add_up() -> None:
+    """The first reading has them: processes report them."""
+    rates = [({}, {f"{1:032x}": 1.5, f"{2:032x}": 30.0}), ({}, {f"{1:032x}": 2.0})]
+    found = figures(*[snapshot(n, rules=[rule(entry(1, 10), entry(2, 9), rates=each)]) for n, each in enumerate(rates)])
+    assert [each["per_second"] for each in found["rules"][0]["most_refused"]] == [3.5, 30.0]
+    assert (found["headline"]["who"], found["headline"]["per_second"]) == ("ip=2", 30.0)
+
+
+def test_shadow_rules_come_last() -> None:
+    """The headline is of a shadow rule if nobody is refused, and says so."""
+    shadow = rule(entry(1, 900), name="new", refused=0, would_refuse=900)
+    found = figures(snapshot(1, rules=[shadow]))
+    assert (found["headline"]["who"], found["headline"]["shadow"]) == ("ip=1", True)
+    assert (found["rules"][0]["shadow"], found["rules"][0]["would_refuse"]) == (True, 900)
+    found = figures(snapshot(1, rules=[shadow, rule(entry(2, 5))]))
+    assert (found["headline"]["who"], found["headline"]["shadow"]) == ("ip=2", False)
+
+
+def test_gates_of_a_process_are_one_process() -> None:
+    """A process follows if its gates have the rules that most processes have; one may have had no request yet."""
+    gates = [
+        *[snapshot(n, process="a", revision=n, start=1.0) for n in (1, 2)],
+        *[snapshot(10 + n, process="b", revision=n) for n in (1, 2)],
+        snapshot(21, process="c", revision=1),
+        *[snapshot(30 + n, process="d", revision=n, last_error=str(n), last_error_at=float(n)) for n in (1, 3)],
+    ]
+    found = figures(*gates)
+    processes = {each["id"]: each for each in found["processes"]}
+    assert {id_: each["follows"] for id_, each in processes.items()} == {"a": True, "b": True, "c": True, "d": False}
+    assert found["revisions"] == {"1, 2": 2, "1": 1, "1, 3": 1}
+    assert (processes["c"]["revision"], processes["a"]["revision"]) == (1, None)
+    assert (processes["a"]["requests"], processes["a"]["requests_per_second"]) == (20, 10.0)
+    assert [each["revision"] for each in processes["d"]["gates"]] == [1, 3]
+    assert processes["d"]["last_error"] == "3"
+
+
+@pytest.mark.parametrize("fault", ["read-only", "full"])
+def test_a_store_that_refuses_writes(fault: str, own_redis: RedisServer) -> None:
+    """It answers, but keeps no limits: the figures say why, and then that it is well again."""
+    store = RedisStore(own_redis.url)
     reader = FleetReader(store)
-    assert reader.read()["headline"]["per_second"] is None
-    store.fleet(FleetRequest(KEY, f"{1:016x}", encode(snapshot(1, rules=[rule(entry(1, 30))]))))
-    time.sleep(0.02)
-    assert reader.read()["headline"]["per_second"] > 0
+    with own_redis.client() as client:
+        assert reader.read()["store"]["writes"]
+        if fault == "full":
+            client.config_set("maxmemory", 1)
+        else:
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        reader.expire()
+        found = reader.read()
+        assert (found["store"]["up"], found["store"]["writes"]) == (True, False)
+        assert ("out of memory" if fault == "full" else "it is a replica") in found["store"]["error"]
+        assert found["empty"].startswith("the store cannot be written to, so no process can report: ")
+        client.config_set("maxmemory", 0)
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        reader.expire()
+        assert reader.read()["store"]["writes"]
+    store.close()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from limitgate.fleet.sketch import Entry, Top
-from limitgate.fleet.snapshot import LoadState, RuleState, Snapshot, StoreState, UnreadableError, decode, encode
+from limitgate.fleet.snapshot import LoadState, RuleState, Snapshot, StoreState, UnreadableError, decode, encode, read_values
 from limitgate.stores.base import LONGEST_SNAPSHOT
 
 NOW = 1_800_000_000.0
@@ -28,7 +28,9 @@ def clients(count: int) -> Top:
 
 def rule(name: str = "api", count: int = 3) -> RuleState:
     names = {key(n): f"ip=20….{n}" for n in range(count)}
-    return RuleState(name, "default", 10, 3, 0.5, clients(count), clients(count), names, [{"limit": "5/second"}])
+    rates = {key(1): 2.5}, {key(0): 0.1, key(2): 41.5}
+    counts = 10, 3, 0.5, clients(count), clients(count)
+    return RuleState(name, "default", *counts, names, [{"limit": "5/second"}], rates if count == 3 else ({}, {}), 7)
 
 
 def snapshot(**more: Any) -> Snapshot:
@@ -54,6 +56,7 @@ def snapshot(**more: Any) -> Snapshot:
             "gauges": [("limitgate.store.up", ("redis",), [1])],
             "rates": (5.0, 1.5),
             "history": [(60_000_000, 10, 3)],
+            "process": "fedcba9876543210",
             **more,
         }
     )
@@ -66,7 +69,8 @@ def test_what_is_written_can_be_read() -> None:
     )
     assert read.rules == [rule()]
     assert [*map(tuple, read.adaptive)] == [("all", "default", 20, 3)]
-    assert read.counters == [("limitgate.requests", ("admitted", "store"), [10])]
+    assert read_values(read.counters) == [("limitgate.requests", ("admitted", "store"), [10])]
+    assert read_values([*read.counters, None, ["a"], ["a", ["b"], ["c"]]]) == read_values(read.counters)
     assert read.history == [(60_000_000, 10, 3)]
 
 

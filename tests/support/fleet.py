@@ -20,10 +20,12 @@ def digest(name: str) -> str:
     return blake2b(name.encode(), digest_size=16).hexdigest()
 
 
-def rule(name: str = "api", tier: str = "default", refused: Sequence[tuple[str, int]] = (), **fields: Any) -> RuleState:
-    """A rule that has refused clients so many times."""
+def rule(
+    name: str = "api", tier: str = "default", refused: Sequence[tuple[str, int]] = (), last: float = -1, **fields: Any
+) -> RuleState:
+    """A rule that has refused clients so many times, until ``last`` seconds from now."""
     now = time.time()
-    entries = [Entry(digest(who), count, 0, now - 120, now - 1) for who, count in refused]
+    entries = [Entry(digest(who), count, 0, now - 120, now + last) for who, count in refused]
     given: dict[str, Any] = {"admitted": 1000, "refused": sum(count for _, count in refused), "utilization": 0.5}
     given |= {"refusals": Top(entries), "names": {digest(who): who for who, _ in refused}, **fields}
     return RuleState(name, tier, **given)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from limitgate.command.client_state import on_store, store_options
+from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import FOUND, ban_in_force, print_json, print_table, say, seconds
 from limitgate.limiter.budget_texts import Budget, Said, matching, names, state_of_budget
 from limitgate.limiter.calls import carry_out

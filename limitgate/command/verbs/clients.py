@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from limitgate.algorithms.ban import FOR_EVER
-from limitgate.command.client_state import ban_fields, change_options, on_store, state_of, state_options, store_options
+from limitgate.command.client_state import ban_fields, change_options, state_of, state_options
+from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import (
     FOUND,
     ban_in_force,

@@ -15,9 +15,10 @@ import click
 from packaging.specifiers import SpecifierSet
 
 from limitgate.command.applications import RULES
-from limitgate.command.client_state import store_options
+from limitgate.command.opened import store_options
 from limitgate.command.output import FOUND, NO_STORE, print_json, print_table, say, seconds
-from limitgate.command.service import service, settings_of, store_of
+from limitgate.command.service import service
+from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError, StoreError
 from limitgate.limiter.limiter import Limiter
 from limitgate.rules.review import review

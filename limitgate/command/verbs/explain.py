@@ -13,7 +13,8 @@ import click
 
 from limitgate.command import refusal
 from limitgate.command.applications import RULES
-from limitgate.command.client_state import app_option, document_of, header_of, target_of, tell_of_routes, timeout_option
+from limitgate.command.client_state import document_of, header_of, target_of, tell_of_routes
+from limitgate.command.opened import app_option, timeout_option
 from limitgate.command.output import (
     FOUND,
     decision_fields,
@@ -24,7 +25,8 @@ from limitgate.command.output import (
     say,
     window_fields,
 )
-from limitgate.command.service import Service, lenient, service, store_of, tell_unidentified
+from limitgate.command.service import Service, lenient, service, tell_unidentified
+from limitgate.command.stored import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
 from limitgate.gate.lifecycle.build import build_gate

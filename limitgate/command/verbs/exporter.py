@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from limitgate.command.client_state import on_store, store_options
+from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import say
 from limitgate.fleet.reader import FleetReader
 from limitgate.internal_errors import logged_errors

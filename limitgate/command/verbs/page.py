@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from limitgate.command.applications import RULES
-from limitgate.command.client_state import timeout_option
+from limitgate.command.opened import timeout_option
 from limitgate.command.output import say
-from limitgate.command.service import settings_of
+from limitgate.command.stored import settings_of
 from limitgate.http.request import Request
 from limitgate.messages.text import extra
 from limitgate.page import Page, this_machine

@@ -131,6 +131,7 @@ class CompiledRule:
         """None outside a server."""
         self.priority = rule.priority
         if self.row is not None:
+            self.row.is_shadow = not self.enforced
             self.row.adapt(self.places)
         self.is_by_outcome: bool = bool(rule.charge_if) or bool(rule.token_kinds)
         self.is_conditional: bool = rule.is_conditional or rule.reads_body
