@@ -35,7 +35,7 @@ Name = Callable[[Any], str]
 
 
 class Clients:
-    __slots__ = ("__weakref__", "free", "names", "refused", "used")
+    __slots__ = ("__weakref__", "_named", "free", "names", "refused", "used")
 
     def __init__(self) -> None:
         self.used: RecentSketch = RecentSketch()
@@ -43,6 +43,7 @@ class Clients:
         self.names: dict[str, str] = {}
         self.free: int = NAMES
         """Clients that may get a name early."""
+        self._named = 0
 
     def wants(self, key: str) -> bool:
         return key not in self.names and (self.free > 0 or key in self.used or key in self.refused)
@@ -64,8 +65,11 @@ class Clients:
         names = {digest_of(key): self.names.get(key, "") for key in keys}
         return _by_digest(used), _by_digest(refused), names
 
-    def renew(self) -> Iterable[str]:
-        self.free = min(NAMES, max(0, SIZE - len(self.names))) if self.used.has_room else 0
+    def renew(self, *, is_busy: bool) -> Iterable[str]:
+        """Begin a period. After a busy one without new clients, none gets a name early, which saves each request a look."""
+        before, self._named = self._named, len(self.names)
+        names_early = self.used.has_room and not (is_busy and self._named == before)
+        self.free = min(NAMES, max(0, SIZE - self._named)) if names_early else 0
         return [key for each in (self.used, self.refused) for key in each.names if key not in self.names]
 
 
@@ -143,7 +147,7 @@ class Tally:
                 every = list(self._clients)
                 if len(self.known) > 4 * SIZE * (1 + len(every)):
                     self.known = set()
-                self.wanted = {key for each in every for key in each.renew()}
+                self.wanted = {key for each in every for key in each.renew(is_busy=counted > MUCH)}
                 self.known -= self.wanted
                 self._renew_queues()
         finally:

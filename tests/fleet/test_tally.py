@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
-from limitgate.fleet.tally import MOST, NAMES, Clients, Tally
+from limitgate.fleet.tally import MOST, MUCH, NAMES, Clients, Tally
 from limitgate.gate.gate import Gate
 from tests.support.clock import Clock
 
@@ -115,6 +115,21 @@ def test_few_are_named_at_once() -> None:
     assert len(clients.names) == NAMES
     clients.used.add({f"{99:032x}": 1}, 0.0)
     assert clients.wants(f"{99:032x}")
+
+
+def test_a_busy_period_without_new_clients_ends_early_names() -> None:
+    """A new client is then named when it comes again, and those after it at once."""
+    app = app_of(Rule("api", "1000000/day", key=["ip"]))
+    for _ in range(3):
+        for _ in range(MUCH + 1):
+            visit(app, "192.0.2.1")
+        tally_of(app).count()
+    visit(app, "192.0.2.2")
+    assert listed(app, "used") == {"ip=19….1": 3 * (MUCH + 1), "": 1}
+    visit(app, "192.0.2.2")
+    assert listed(app, "used") == {"ip=19….1": 3 * (MUCH + 1), "ip=19….2": 2}
+    visit(app, "192.0.2.3")
+    assert listed(app, "used")["ip=19….3"] == 1
 
 
 def test_the_others_are_named_when_they_come_again() -> None:

@@ -366,6 +366,14 @@ def test_months_of_other_limits_are_refused(text: str, options: dict[str, Any], 
             make()
 
 
+def test_the_numbers_of_a_warm_up_are_exact() -> None:
+    """Its storage is so many ticks; only a cost that would owe too much doesn't fit."""
+    limit = Limit("10/minute", algorithm="warm_up", warm_up="30s")
+    assert limit.full == 30 * 1_000_000 * 10
+    assert limit.most == (limit.ceiling - limit.full) // (60 * 1_000_000)
+    assert (Limit("10/minute").full, Limit("10/minute").most) == (0, 10)
+
+
 BLOCKED = [
     ("0/day", {}),
     ("0 per 15 minutes", {}),
