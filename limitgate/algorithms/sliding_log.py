@@ -115,7 +115,7 @@ State = Log | LogReport
 def check(limit: LimitNumbers) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all requests of a period may come at once"
-    return f"a count of at most {MAX_ENTRIES:,}, since every request is remembered" if limit.count > MAX_ENTRIES else None
+    return f"a count of at most {MAX_ENTRIES:,}, because every request is stored" if limit.count > MAX_ENTRIES else None
 
 
 def load(limit: LimitNumbers) -> Load:

@@ -83,7 +83,7 @@ def _options() -> tuple[list[CheckMessage], list[Rule]]:
     try:
         tiers = rules_of(read.rules).tiers
     except ConfigError as error:
-        hint = "LIMITGATE['RULES'] is a rule file, a folder of them, or a list of Rule; decorators alone need []."
+        hint = "LIMITGATE['RULES'] is a rule file, a folder of them, or a list of Rule; if you use only decorators, set []."
         return [*messages, Error(f"LIMITGATE: {error}", hint=hint, id="limitgate.E003")], []
     return messages, [rule for of_tier in tiers.values() for rule in of_tier]
 

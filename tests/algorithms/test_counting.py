@@ -386,7 +386,7 @@ def test_the_longest_log(client: redis.Redis) -> None:
 
 def test_a_log_is_bounded() -> None:
     """A limit whose log would be too long is a mistake that says why."""
-    with pytest.raises(ConfigError, match=r"expected a count of at most 10,000, since every request is remembered"):
+    with pytest.raises(ConfigError, match=r"expected a count of at most 10,000, because every request is stored"):
         Limit("10001/day", algorithm="sliding_log")
 
 

@@ -217,7 +217,7 @@ IN_PYTHON = {
         lambda: Rule("api", lambda: "5/minute"),
         "expected a callable (request)",
     ),
-    "a network of one host": (lambda: Rule("api", qpm=5, clients=["10.0.0.1/8"]), "clients[0]: '10.0.0.1/8' is no address"),
+    "a network of one host": (lambda: Rule("api", qpm=5, clients=["10.0.0.1/8"]), "clients[0]: '10.0.0.1/8' is not an address"),
     "an exempt rule with limits": (lambda: Rule("api", qpm=5, exempt=True), "expected one or the other"),
     "an outcome that is no list": (lambda: Rule("a", qpm=5, charge_if={"status": 401}), "a list such as [401, 403]"),
     "a share without percent": (lambda: Rule("api", qpm=50, reserve=20), "such as '20%' or 0.2"),
@@ -245,7 +245,7 @@ OPTIONS = {
     "milliseconds": (lambda: gate(timeout=100), "expected at most 60 (in seconds), not 100"),
     "a proxy by its name": (
         lambda: gate(trusted_proxies=["::1", "nginx"]),
-        "trusted_proxies[1]: 'nginx' is no address or CIDR",
+        "trusted_proxies[1]: 'nginx' is not an address or CIDR",
     ),
     "a header with its colon": (lambda: gate(forwarded_header="X-Forwarded-For:"), "expected it as it is sent"),
     "a header of an environ": (lambda: gate(api_key_header="HTTP_X_API_KEY"), "expected it as it is sent"),
@@ -284,7 +284,7 @@ OPTIONS = {
         "werkzeug.Request(request.environ)",
     ),
     "a file without its option": (lambda: LimitGate(asgi, "config/"), "options have names"),
-    "an application by its name": (lambda: LimitGate("shop.main:app", rules=RULES), "'shop.main:app' is no application"),
+    "an application by its name": (lambda: LimitGate("shop.main:app", rules=RULES), "'shop.main:app' is not an application"),
     "an application by its name on WSGI": (
         lambda: LimitGateWSGI("shop:app", rules=RULES),
         "'shop:app' is not an application, expected app.wsgi_app =",

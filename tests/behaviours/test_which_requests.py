@@ -454,7 +454,7 @@ MISTAKES: list[tuple[dict[str, Any], str, str]] = [
     ({"path": ["/a/b", "/a/{x}"], "exclude": ["/a/**"]}, "exclude", "excludes all of its path, expected some paths to remain"),
     ({"clients": "10.0.0.1"}, "clients", "expected a list"),
     ({"clients": []}, "clients", "empty, expected values, or no clients"),
-    ({"clients": ["10.0.0.1/8"]}, "clients", "is not an address or CIDR, expected '10.0.0.0/8', whose"),
+    ({"clients": ["10.0.0.1/8"]}, "clients", "is not an address or CIDR, expected '10.0.0.0/8', without"),
     ({"clients": ["localhost"]}, "clients", "is not an address or CIDR"),
     ({"when": "app:is_search"}, "when", "is not callable, expected a plain function"),
     ({"replaces": "all"}, "replaces", "expected a list"),

@@ -77,7 +77,7 @@ def test_limits_from_code_are_said(run: Run, redis_server: RedisServer) -> None:
     """What they are for this client only the application knows."""
     words = ["peek", "--store", redis_server.url, "--rules", "shop_in_python:BY_CODE", "--rule", "plan", "--ip", "203.0.113.7"]
     missing = run(*words)
-    assert (missing.exit_code, "expected --limits as those of this client" in missing.stderr) == (2, True)
+    assert (missing.exit_code, "expected --limits with those of this client" in missing.stderr) == (2, True)
     given = run(*words, "--limits", "7/minute", "--limits", "9/day")
     assert (given.exit_code, "7 of 7 remaining" in given.stdout) == (0, True)
     wrong = run(*words, "--limits", "7/fortnight")

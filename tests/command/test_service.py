@@ -640,7 +640,7 @@ def test_a_client_of_a_dependency(depending: str, redis_server: RedisServer) -> 
     assert run("peek", *ann).exit_code == 0
     for wrong in ("current_user", "=ann", "user="):
         assert "expected NAME=VALUE" in run("peek", "--given", wrong).stderr
-    assert "has no part 'user' in given" in run("peek", "--given", "user=ann", "--ip", IP).stderr
+    assert "has no key part 'user' for given" in run("peek", "--given", "user=ann", "--ip", IP).stderr
 
 
 def test_explain_does_not_announce_its_gate(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:

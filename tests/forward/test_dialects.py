@@ -81,7 +81,7 @@ def test_without_a_dialect_both_families_count() -> None:
     [
         ("/", {"x-forwarded-uri": "/a", "x-original-uri": "/b"}, "x-forwarded-uri and x-original-uri disagree"),
         ("/", {"x-forwarded-uri": "/a", "x-forwarded-method": "A", "x-original-method": "B"}, "disagree"),
-        ("/nginx", [("x-original-uri", "/a"), ("x-original-uri", "/b")], "x-original-uri is there twice"),
+        ("/nginx", [("x-original-uri", "/a"), ("x-original-uri", "/b")], "x-original-uri occurs twice"),
         ("/nginx", {"x-forwarded-uri": "/a"}, "expected x-original-uri"),
         ("/nginx", {"x-original-uri": ""}, "expected x-original-uri"),
         ("/caddy", {"x-original-uri": "/a"}, "expected x-forwarded-uri"),

@@ -80,9 +80,9 @@ def test_trusted_proxies_with_a_file_trusts_its_networks(tmp_path: Path) -> None
         (b"10.0.0.0/8\nnowhere\n", r"list\.txt:2: 'nowhere' is not an address or CIDR, expected for example"),
         (
             b"10.0.0.0/8 # inside\n10.0.0.1/8\n",
-            r"list\.txt:2: '10.0.0.1/8' is not an address or CIDR, expected '10.0.0.0/8', whose",
+            r"list\.txt:2: '10.0.0.1/8' is not an address or CIDR, expected '10.0.0.0/8', without",
         ),
-        (b"cloudflare\n", r"list\.txt:1: 'cloudflare' is no address or CIDR"),
+        (b"cloudflare\n", r"list\.txt:1: 'cloudflare' is not an address or CIDR"),
         (b"", "lists nothing, expected addresses and CIDRs, one per line"),
         (b"# nothing\n\n", "lists nothing"),
         (b"\xff\xfe", r"cannot be read .*, expected a file of addresses and CIDRs"),

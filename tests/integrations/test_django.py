@@ -373,7 +373,7 @@ def test_what_is_missing_comes_from_the_environment(
         (["rules"], "LIMITGATE is a list, expected a dict"),
         ({"RULES": [], "LIMITS": 3}, "unknown option 'LIMITS', did you mean 'rules'. expected one of api_key_header"),
         ({"RULES": [], 7: 3}, "unknown option 7"),
-        ({"RULES": [], "rules": []}, "'rules' is there twice"),
+        ({"RULES": [], "rules": []}, "'rules' is set twice"),
         ({"RULES": [], "TIMEOUT": -1}, "timeout: expected"),
         ({"RULES": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({}, "rules are missing"),

@@ -71,7 +71,7 @@ def test_what_is_right_is_not_told(settings: dict[str, Any]) -> None:
     [
         ([], "E001", "LIMITGATE is a list, expected a dict"),
         ({"RULE": "config/"}, "E001", "unknown option 'RULE', did you mean 'rules'? expected one of"),
-        (RULES | {"rules": []}, "E001", "'rules' is there twice"),
+        (RULES | {"rules": []}, "E001", "'rules' is set twice"),
         (RULES | {"TIMEOUT": 0}, "E002", "timeout: expected"),
         (RULES | {"TRUSTED_PROXIES": ["10.0.0.0/99"]}, "E002", "10.0.0.0/99"),
         (RULES | {"TRUSTED_PROXIES": ["private", "cloudflair"]}, "E002", "did you mean 'cloudflare'?"),
@@ -145,7 +145,7 @@ def test_before_authentication(settings: dict[str, Any], gate: str) -> None:
     """Where a rule or a decorator goes by the user, the middleware has to stand below Django's own."""
     (message,) = checked(MIDDLEWARE=[SESSIONS, gate, AUTHENTICATION], **settings)
     assert (message.id, isinstance(message, Error)) == ("limitgate.E006", True)
-    assert "mine goes by the user" in message.msg
+    assert "mine counts by user" in message.msg
     assert ids(MIDDLEWARE=[SESSIONS, AUTHENTICATION, gate], **settings) == []
 
 

@@ -93,10 +93,10 @@ def test_reserve_invalid_is_refused(reserve: object) -> None:
 
 
 MISTAKES = [
-    ({"limits": ["1/minute"]}, "reserve: 1/minute has room for 1 of which 2 would be kept for others"),
-    ({"limits": ["2/minute"]}, "has room for 2 of which 2 would be kept"),
-    ({"limits": ["100/minute", "5/second burst 2"]}, "5/second burst 2 has room for 2"),
-    ({"limits": [{"limit": "10/second", "warm_up": 5}]}, "has room for 1 of which"),
+    ({"limits": ["1/minute"]}, "reserve: 1/minute admits 1 at once, of which 2 would be reserved for others"),
+    ({"limits": ["2/minute"]}, "admits 2 at once, of which 2 would be reserved"),
+    ({"limits": ["100/minute", "5/second burst 2"]}, "5/second burst 2 admits 2"),
+    ({"limits": [{"limit": "10/second", "warm_up": 5}]}, "admits 1 at once, of which"),
     ({"limits": ["100/minute"], "lease": 10}, "has a lease, which all priorities share, expected no reserve"),
     ({"limits": [{"limit": "100/minute", "lease": 10}]}, "expected no reserve"),
     ({"limits": [{"limit": "100/minute", "borrow": True}]}, "borrow, which lets any priority use everything"),
@@ -210,7 +210,7 @@ rules:
     assert (shared.reserve, shared.priority, other.reserve, other.priority) == (Fraction(1, 5), "low", Fraction(1, 5), None)
     for right, wrong, message in (
         ("reserve: 20%", "reserve: 20", r"default.yaml:7: rules\[0\].reserve: 20 is not a reserve, expected a share"),
-        ("reserve: 20%", "reserve: 45%", r"default.yaml:7: rules\[0\].reserve: 10/second has room for 10 of which 10"),
+        ("reserve: 20%", "reserve: 45%", r"default.yaml:7: rules\[0\].reserve: 10/second admits 10 at once, of which 10"),
         ("priority: low", "priority: lowest", r"default.yaml:8: rules\[0\].priority: expected 'high'"),
         ("priority: high", "priority: higher", r"default.yaml:2: callers\[0\].priority: expected 'high'"),
     ):

@@ -93,7 +93,7 @@ def test_no_more_lines_than_allowed(caplog: pytest.LogCaptureFixture) -> None:
     world.wait(MINUTE - 1)
     assert len(caplog.messages) == 60
     world.wait(2)
-    assert caplog.messages[60:] == ["10,000 more lines about refusals were left out, as refusal_logs allows 60 a minute"]
+    assert caplog.messages[60:] == ["10,000 more lines about refusals were left out, because refusal_logs allows 60 a minute"]
     assert not world.episodes.look()
 
 
@@ -106,7 +106,7 @@ def test_whose_beginning_was_left_out_has_no_end(caplog: pytest.LogCaptureFixtur
     world.wait(MINUTE / 2)
     assert [text.split(" ")[2] for text in caplog.messages] == ["begins"]
     world.wait(MINUTE)
-    assert caplog.messages[1:] == ["2 more lines about refusals were left out, as refusal_logs allows 1 a minute"]
+    assert caplog.messages[1:] == ["2 more lines about refusals were left out, because refusal_logs allows 1 a minute"]
 
 
 def test_a_name_or_a_handler_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -551,7 +551,7 @@ def test_no_response_keeps_everybody_away_for_long(
         assert caller.refused(side).decision.retry_after == LONGEST
     else:
         caller.ask(side)
-    assert any("is cut to 3600 s" in message for message in caplog.messages)
+    assert any("was reduced to 3600 s" in message for message in caplog.messages)
     assert [each.refused(side).decision.retry_after for each in (caller, other)] == [3600, 3600]
     world.advance(3600)
     assert [each.ask(side).status for each in (caller, other)] == [200, 200]
@@ -620,7 +620,7 @@ def test_what_is_heard_is_logged(kind: Kind, world: World, caplog: pytest.LogCap
     caplog.set_level("INFO", "limitgate.outbound")
     caller, side = Caller(kind, world), kind.side(world, Answer(429, 3))
     caller.ask(side, Request("shop\nevil"))
-    assert caplog.messages == ["'shop\\nevil' answered 429 and is left alone for 3 s"]
+    assert caplog.messages == ["'shop\\nevil' answered 429, so no request is sent for 3 s"]
 
 
 # --- the store fails --------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ class Inspection:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log why retrying can't help, except after a former master: the next connection finds the new one."""
+        """Log why retrying can't help. Ignore former masters: the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return

@@ -428,7 +428,7 @@ def test_what_is_no_login(own_redis: RedisServer, open_door: Any, caplog: Any, b
         assert SECRET not in told_by(caught.value)
         assert says in str(caught.value)
     (line,) = lines(caplog)
-    assert line.startswith("LG063 there is no login for Redis: credentials ")
+    assert line.startswith("LG063 there is no valid login for Redis: credentials ")
     assert says in line
     assert SECRET not in caplog.text
     logins.behaves = lambda: None
@@ -458,7 +458,7 @@ def test_a_callable_that_hangs(own_redis: RedisServer, open_door: Any, caplog: A
         return bool(lines(caplog))
 
     eventually(is_said, "what is said")
-    assert "LG063 there is no login for Redis: credentials returned nothing within 1 s" in lines(caplog)[0]
+    assert "LG063 there is no valid login for Redis: credentials returned nothing within 1 s" in lines(caplog)[0]
     assert logins.asked == 1
     hangs.set()
     finds(door)

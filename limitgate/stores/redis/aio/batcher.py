@@ -427,7 +427,7 @@ class Batcher:
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """False if no longer in use."""
+        """Return False if the connection is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection

@@ -34,7 +34,7 @@ class Listener(Protocol):
 
 
 class ListeningClock:
-    """Stops without listeners."""
+    """Counts listening time while there are listeners."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
