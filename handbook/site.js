@@ -8,7 +8,7 @@ function mend() {
     each.setAttribute("role", "none");
     ["aria-label", "aria-labelledby", "aria-expanded"].forEach(name => each.removeAttribute(name));
   });
-  document.querySelectorAll("pre > code:not([tabindex])").forEach(each => {
+  document.querySelectorAll(":is(pre > code, .md-typeset__scrollwrap):not([tabindex])").forEach(each => {
     if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
   });
 }
