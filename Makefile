@@ -8,7 +8,8 @@
 # make matrix   versions of Python, stores and servers, into docs/compatibility.md
 # make soak   half an hour of requests and faults, does anything grow?
 # make upgrade   the previous release and this code side by side on one Redis
-# make site   the documentation as a website, into build/site      make release   builds and checks a release from a clean tag
+# make site   the documentation as a website, into build/site      make site-check   each page in a browser: axe-core, requests
+# make release   builds and checks a release from a clean tag
 # make bench-count   instructions that a request takes, kept for a test to compare with
 # make simulate   processes, network and Redis on virtual time, by seed (SEEDS=10000)
 
@@ -16,7 +17,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts compiles what it imports anew
 
-.PHONY: soak upgrade matrix release check-interface site run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz simulate redis valgrind promtool proxies chromium clean
+.PHONY: soak upgrade matrix release check-interface site site-check run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz simulate redis valgrind promtool proxies chromium clean
 
 run: .venv/example
 	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
@@ -79,6 +80,9 @@ check-interface: .venv/release
 
 site: .venv/site
 	$(BIN)/python -m handbook.site
+
+site-check: site chromium
+	$(BIN)/python -m handbook.site_check
 
 demo: .venv/dev redis
 	$(BIN)/python -m tests.access_log

@@ -98,7 +98,7 @@ async def requests(client: httpx.AsyncClient, until: float, generator: random.Ra
         path = generator.choice(["/hello", "/hello", "/hello", "/login?fail=1", "/login"])
         method = "POST" if path.startswith("/login") else "GET"
         with contextlib.suppress(httpx.HTTPError):
-            await client.request(method, path, headers={"X-Forwarded-For": f"203.0.113.{generator.randrange(250)}"})
+            await client.request(method, path, headers={"X-Forwarded-For": f"203.0.113.{generator.randrange(50)}"})
             answered += 1
         await asyncio.sleep(0.005)
     return answered
