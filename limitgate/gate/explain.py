@@ -11,7 +11,7 @@ from limitgate.gate.admission import Admission
 from limitgate.gate.flow import arun, run
 from limitgate.gate.gate import Gate
 from limitgate.gate.nesting import response_fields
-from limitgate.gate.planning.planner import LateLimit, Planner, enter_freely
+from limitgate.gate.planning.planner import NO_PLACES, LateLimit, Planner
 from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.http.client_ip import Hop, Networks
 from limitgate.http.paths import PathIndex, segments
@@ -132,7 +132,7 @@ def _end(gate: Gate, admission: Admission) -> None:
 
 
 def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: str) -> list[RuleReason]:
-    found = planner.prepared(request, caller, enter_freely)
+    found = planner.prepared(request, caller, NO_PLACES)
     if found is None:
         raise TypeError("a callable that gives limits is async, expected a gate that awaits it")
     prepared, _ = found

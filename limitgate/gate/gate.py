@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
@@ -177,9 +176,7 @@ class Gate:
                 if identified is not None and not isinstance(identified, Caller):
                     admission.rest = self._begin_again(admission, outer, identified)
                     return admission
-            found = planner.prepared(
-                request, identified, partial(self.load.enter, admission, outer) if planner.adapts else None
-            )
+            found = planner.prepared(request, identified, (self.load.enter, admission, outer) if planner.adapts else None)
             if found is None:
                 self._put_off(admission, outer, identified)
                 return admission

@@ -68,12 +68,15 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
     return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
 
 
-Entering = Callable[[PreparedPlan | GivenPlans, Caller | None], bool]
-"""Takes permits. False if refused or to wait."""
+Entering = tuple[Callable[[Any, Any, PreparedPlan | GivenPlans, Caller | None], bool], Any, Any]
+"""Takes permits, False if refused or to wait; the admission, and the next outer gate's."""
 
 
-def enter_freely(*_: object) -> bool:
+def _enter(*_: object) -> bool:
     return True
+
+
+NO_PLACES: Entering = _enter, None, None
 
 
 class Planner:
@@ -142,7 +145,7 @@ class Planner:
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
         """Return None if limits have to be awaited. Errors of callables propagate."""
-        found = self.prepared(request, identified, enter_freely)
+        found = self.prepared(request, identified, NO_PLACES)
         return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
@@ -177,7 +180,8 @@ class Planner:
                 # This is the first decorator with an adaptive limit.
                 if entering is None:
                     return None
-                if not entering(prepared, caller):
+                enter, admission, outer = entering
+                if not enter(admission, outer, prepared, caller):
                     return None
             if own or not prepared.is_ready:
                 limited = prepared.with_limits(request, own) if own or type(prepared) is GivenPlans else prepared
