@@ -17,12 +17,12 @@ from limitgate.algorithms import gcra
 from limitgate.fleet.tally import Clients, Tally
 from limitgate.limits.bucket import RESERVES
 from limitgate.limits.decision import Decision
-from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Source
 from limitgate.messages.diagnostics import Diagnosis, times_logged
 from limitgate.observing import instruments
 from limitgate.observing.exporter import Gauge, Metrics, Observer, Series, exporter
 from limitgate.observing.instruments import Outcome
+from limitgate.observing.series import takes_slots, windows_of, written
 from limitgate.overload.adaptive_limit import AdaptiveLimit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.overload.lag import heartbeats
@@ -370,38 +370,3 @@ process_metrics: ProcessMetrics = ProcessMetrics()
 
 def observe(observers: Iterable[Observer], *metrics: tuple[Metrics, object]) -> None:
     exporter.attach(observers, *metrics, (process_metrics, process_metrics))
-
-
-_HISTOGRAM: Final = len(instruments.RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
-_ADAPTIVE: Final = len(_REFUSALS) + len((instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_ADAPTIVE_BASE))
-"""Of an adaptive rule, without gauges."""
-
-
-def count_series(rules: RuleSet) -> int:
-    """Return the number of Prometheus series of rules."""
-    rest = len(_RULE_OUTCOMES) + _HISTOGRAM
-    return sum(rest + len(windows_of(rule.every_limit)) + _gauges(rule) for rule in written(rules).values())
-
-
-def _gauges(rule: Rule) -> int:
-    adapts = rule.adaptive is not None
-    return (takes_slots(rule) or adapts) + bool(rule.max_delay) + bool(rule.ban) + (_ADAPTIVE if adapts else 0)
-
-
-def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """Counts by period; the lowest of equal periods."""
-    windows: dict[str, int] = {}
-    for limit in limits:
-        window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
-        windows[window] = min(limit.count, windows.get(window, limit.count))
-    return windows
-
-
-def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Return the rules with metrics, by labels."""
-    of_tiers = rules.tiers.values()
-    return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
-
-
-def takes_slots(rule: Rule) -> bool:
-    return any(bucket.has_slots for bucket in rule.buckets)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from limitgate import Caller, ConfigError, Limit, Limiter, MemoryStore, Rule, load_rules
-from limitgate.observing.counts import windows_of
+from limitgate.observing.series import windows_of
 from limitgate.rules.lint import most_within
 from limitgate.rules.review import review
 from limitgate.rules.revision import changes, digest

@@ -20,7 +20,6 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import Limiter, LimitGateWSGI, MemoryStore, Rule, RuleSet, prometheus
-from limitgate.observing.counts import count_series
 from limitgate.observing.instruments import (
     INSTRUMENTS,
     RULE_DECISIONS,
@@ -29,6 +28,7 @@ from limitgate.observing.instruments import (
     RULE_UTILIZATION,
     RULE_WAITING,
 )
+from limitgate.observing.series import count_series
 from limitgate.prometheus import PrometheusObserver
 from tests.support.clock import Clock
 from tests.support.doors import wsgi_reply

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule
-from limitgate.observing.counts import ShedSeries, count_series
+from limitgate.observing.counts import ShedSeries
+from limitgate.observing.series import count_series
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
 from limitgate.overload.lag import heartbeats

@@ -11,7 +11,7 @@ import click
 from limitgate.command.applications import is_in_python, rules_named
 from limitgate.command.output import FOUND, print_json, say
 from limitgate.errors import MOST_MISTAKES, ConfigError, Field, spelled
-from limitgate.observing.counts import count_series
+from limitgate.observing.series import count_series
 from limitgate.rules.document import Document
 from limitgate.rules.files import read_rule_files
 from limitgate.rules.review import Oddity, review
