@@ -36,6 +36,8 @@ def _wants_replicas(client: redis.Redis) -> bool:
     return False
 
 
+ANNOUNCES = Feature("ports of cluster nodes that change", lambda client: client.info("server")["redis_version"] >= "7")
+"""Before Redis 7, a node announces the new port to the other nodes only."""
 CHECKS = Feature("scripts that ask for rights", lambda client: client.eval("return redis.acl_check_cmd and 1", 0))
 READERS = Feature("rights to only read a key", _grants_reading)
 REPLICAS = Feature("min-replicas-to-write for scripts", _wants_replicas)

@@ -32,7 +32,6 @@ from tests.support.effort import EXAMPLES
 from tests.support.proxy import PATIENT, calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted as ScriptedServer
-from tests.support.server_features import CHECKS, needs
 
 SEEDS = 2 * EXAMPLES
 US = 1_000_000
@@ -736,7 +735,6 @@ def test_a_greater_cost_is_told_its_own_wait(open_door: Open, redis_server: Redi
 @pytest.mark.parametrize("kind", SITES, ids=attrgetter("door"))
 def test_a_client_cannot_tell_the_difference(redis_server: RedisServer, kind: type[Site], style: str) -> None:
     """A refusal that is repeated is the same response and the same decision, but for the time that has passed."""
-    needs(CHECKS)  # else each connection tries TIME, by which calls are counted
     store = AsyncRedisStore(redis_server.url) if kind is ASGISite else RedisStore(redis_server.url)
     clock = store._clock = Seconds()
     seen: list[Decision] = []

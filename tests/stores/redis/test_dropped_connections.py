@@ -24,6 +24,7 @@ from tests.support.drops import ForgetfulNat
 from tests.support.impostor import Impostor
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import RedisServer
+from tests.support.server_features import ANNOUNCES, needs
 
 TIMEOUT = 4.0
 """Seconds: a sixteenth of it is enough, but the machine may be busy."""
@@ -72,6 +73,7 @@ def sentinel(one: Servers) -> Iterator[Servers]:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[tuple[RedisCluster, list[ForgetfulNat]]]:
     """Nodes of a cluster that name the addresses of their networks."""
+    needs(ANNOUNCES)
     with contextlib.ExitStack() as stack:
         cluster = RedisCluster(MASTERS)
         stack.callback(cluster.stop)
