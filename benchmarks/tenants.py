@@ -100,7 +100,7 @@ def main() -> None:
         large = [("large", MANY // processes, 0.0)]
         # The large tenant uses it up in the last second.
         beside = median([[*large, *each] for each in small], AFTER - 1, arguments.seconds)
-        where = f"{small_in} of them" if small_in < processes else "each of them" if processes > 1 else "it"
+        where = f"{small_in} of them" if small_in < processes else "each of them" if processes > 1 else "the only one"
         print(f"| {processes} | {where} | {alone:.2f} s | {beside:.2f} s | {beside / alone:.2f} |", flush=True)
 
 

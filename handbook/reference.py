@@ -54,7 +54,7 @@ def _limit() -> list[Field]:
             "`limit`",
             "text",
             "has to be given",
-            "Count and period, and the burst if it is to stand there; in Python the first argument.",
+            "Count and period, optionally with a burst; in Python the first argument.",
         )
     ]
     for name, parameter in inspect.signature(Limit).parameters.items():

@@ -232,7 +232,7 @@ def _limit() -> Schema:
     """The mapping that stands for a limit with options of its own."""
     texts = docstrings(Limit, markdown=False)
     options = {name: {**form, "description": texts[name]} for name, form in _LIMITS.items()}
-    limit = {**_LIMIT_TEXT, "description": "Count and period, and the burst if it is to stand there."}
+    limit = {**_LIMIT_TEXT, "description": "Count and period, optionally with a burst."}
     cost = {**_COST, "description": LIMIT_COST}
     return _mapping({"limit": limit, **options, "cost": cost}, ["limit"])
 

@@ -44,7 +44,7 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines; names in them may contain control characters and CI commands."""
+    """Print lines; escape control characters and CI commands, which names may contain."""
     write("\n".join(map(printable, lines)), err=err)
 
 

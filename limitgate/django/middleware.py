@@ -133,7 +133,7 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """Return None for an admitted request; may return an awaitable."""
+        """Return the response to a refusal, or its awaitable; None if admitted."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:

@@ -210,7 +210,7 @@ class Around:
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the application for a request that returned to this gate, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
+        """Return the inner application if the request came back, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
         exchange: Exchange | None = place.get(EXCHANGE)
         has_passed = place.get(PASSED) is self
         if not has_passed and (exchange is None or exchange.gate is not self.gate or exchange.has_come_back):
@@ -284,7 +284,7 @@ def _exchange_of(request: object, function: str) -> Exchange | None:
         raise TypeError(f"request is a {type(request).__name__}, expected a framework's request, a scope or an environ")
     if EXCHANGE not in place:
         raise ConfigError(
-            f"{function} was called for a request that no LimitGate has admitted, expected one around the application"
+            f"{function} was called for a request that no LimitGate has admitted, expected LimitGate around the application"
         )
     exchange: Exchange | None = place[EXCHANGE]
     if exchange is not None and exchange.open_admission().settlement.is_over:

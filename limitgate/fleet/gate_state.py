@@ -181,7 +181,7 @@ class GateState:
         return True
 
     def _forget_store(self) -> None:
-        """Report only later calls and outages."""
+        """Count later calls and outages only: another gate has reported the earlier ones."""
         self._outages_before = getattr(self._store, "outages", 0)
         calls = getattr(self._store, "calls", None)
         if calls is not None:

@@ -236,7 +236,7 @@ T = TypeVar("T")
 
 
 def _taken(queue: list[T]) -> list[T]:
-    """Other threads may append meanwhile."""
+    """Remove and return all entries. Other threads may append meanwhile."""
     count = len(queue)
     taken = queue[:count]
     del queue[:count]

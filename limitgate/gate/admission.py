@@ -398,7 +398,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> PlainRefund | None:
-        """Return a plain plan's correction once; None if `refunds` is needed."""
+        """Return a plain plan's correction; None if it was returned before, or if `refunds` is needed."""
         if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
             return None
         reading, prepared = self.reading, self.prepared

@@ -69,7 +69,7 @@ class LookingStore:
             raise
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
-        """`spend` for event loops, which it blocks."""
+        """`spend` as a coroutine, which blocks the event loop."""
         return self.spend(plan, timeout)
 
     def close(self) -> None:

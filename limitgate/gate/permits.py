@@ -99,7 +99,7 @@ def group_of(client: str | None) -> str | None:
 
 
 class Permits:
-    """One request's permits. Enforced rules come first. `Load.enter` sets attributes without a default."""
+    """One request's permits. Enforced rules come first. `Load.enter` sets the attributes that have no default."""
 
     # No `__init__`, which would double the cost. What has a default is seldom read.
     held: list[tuple[ConcurrencyLimiter, Permit]]

@@ -231,9 +231,9 @@ class TrustedProxies:
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so this is the client")]
 
     def _search(self, request: Request, peer: str | None) -> None:
-        """Report an untrusted forwarding header (LG006), by samples: a proxy adds it to all requests.
+        """Report an untrusted forwarding header (LG006). Samples suffice, because a proxy adds it to all requests.
 
-        If it contains the peer, the server has resolved it, maybe from any client's header (LG002).
+        If the header contains the peer, the server read the peer from it, maybe for any client (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1

@@ -78,7 +78,7 @@ class Unsettled(Protocol):
 
 
 class Bookings:
-    """Informs waiting and unsettled charges of refunds, so that turns move up and refunds stay exact."""
+    """Tells waiting and unsettled charges about refunds: turns move up, and refunds stay exact."""
 
     def __init__(self, queues: WaitQueues | Sleepers) -> None:
         self.queues = queues

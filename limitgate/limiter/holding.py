@@ -89,7 +89,7 @@ def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
 
 
 def _key(charges: Sequence[Charge]) -> str:
-    """Return the key of the holds, in the charges' hash slot, one per set of windows, for equal entries."""
+    """Return the holds' key, in the charges' hash slot. Each set of windows has its own, so entries of a key are alike."""
     (key, bucket, *_), *_ = charges
     # See `limitgate.limiter.plans.bucket_key`.
     name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key

@@ -170,7 +170,7 @@ class Operations(Remade):
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         if costed(limits):
-            raise ConfigError(f"{limits!r:.80} have their own costs, expected hit or reserve, or limits without own costs")
+            raise ConfigError(f"{limits!r:.80} have their own costs, expected limits without them, or hit or reserve")
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             reading = yield from self._spending(plan)

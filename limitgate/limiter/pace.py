@@ -48,7 +48,7 @@ class Spacing(Generic[T]):
 def _check(limit: Limit | Configured, *, even: bool) -> None:
     if isinstance(limit, Configured):
         if even:
-            raise ConfigError(f"{limit!r} can be any limits, which cannot be spaced evenly, expected even=False")
+            raise ConfigError(f"{limit!r} may contain limits that cannot be spaced evenly, expected even=False")
     elif not limit.count:
         return  # Nothing ever passes, so there is nothing to space.
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:

@@ -161,7 +161,7 @@ def _in_their_order(key: str, error: ConfigError) -> ConfigError:
 def check_are_no_slots(buckets: Iterable[Bucket]) -> None:
     """Raise `ConfigError` for concurrency limits, because most operations would never release their slots."""
     if any(bucket.has_slots for bucket in buckets):
-        raise ConfigError("a limit 'at once' would never be released here, expected slot(...), or peek and reset")
+        raise ConfigError("the slot of a limit 'at once' would never be released here, expected slot(...), peek or reset")
 
 
 _Parts = tuple[tuple[Bucket, int | None], ...]

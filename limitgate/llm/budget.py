@@ -143,7 +143,7 @@ class Budget(Remade):
     def _spending_of(self, body: Body) -> Spending:
         spending = self.spending(body, body=body)
         if spending is None:
-            raise ConfigError("key returned None, expected the text under which this body counts")
+            raise ConfigError("key returned None, expected the text that names the budget of this body")
         return spending
 
     def spending(

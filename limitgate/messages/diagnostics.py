@@ -55,8 +55,8 @@ class Diagnosis(Enum):
     OVERLOADED = (
         "LG015",
         (
-            "%s; this process limits the affected requests alone, whatever on_error is; lower the server's concurrency limit "
-            "or add workers"
+            "%s; this process limits such requests without the store, whatever on_error is; lower the server's concurrency "
+            "limit or add workers"
         ),
     )
     CLOCK_LEAPT = (
@@ -124,7 +124,7 @@ class Diagnosis(Enum):
 
     DISAGREEING = (
         "LG080",
-        "a proxy's subrequest at %s got 400, because %s; to declare the proxy, let it ask one of the paths %s",
+        "a proxy's subrequest at %s got 400, because %s; to tell LimitGate the proxy, let it ask one of the paths %s",
         logging.ERROR,
     )
     NO_METHOD = (

@@ -44,7 +44,7 @@ class _Bucket:
 
 
 class AdaptiveThrottle:
-    """Adaptive throttling of an overloaded host (SRE book, "Handling Overload"), by the last `WINDOW_S` seconds. Pure.
+    """Throttles requests to an overloaded host by its last `WINDOW_S` seconds (SRE book, "Handling Overload"). Pure.
 
     A request is refused locally with probability
 

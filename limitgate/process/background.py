@@ -65,7 +65,7 @@ class Poller:
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Start, or with ``in_children`` only in forks. Keeps no reference to this object."""
+        """Start; with ``in_children``, only in forks. The thread keeps no reference to this object."""
         self._is_wanted = True
         if in_children or self.is_running:
             return

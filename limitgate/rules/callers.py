@@ -117,7 +117,7 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     tier: Text | None = None
     """Tier; by default that of the file."""
     priority: Priority = NORMAL
-    """High may use the ``reserve`` of rules; normal may not; low loses twice as much."""
+    """High may use the ``reserve`` of rules; normal may not; low must leave twice as much."""
 
     limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
     """Own limits by rule name, each a limit or a list, instead of the rule's."""

@@ -277,7 +277,7 @@ def check_refuses(on_denied: Function | None, *parameters: str) -> Function | No
 
 
 def check_is_plain(function: object, what: str) -> None:
-    """WSGI can't await. Raises `ConfigError`."""
+    """Raises `ConfigError` if the function is async: WSGI can't await."""
     if is_async(function):
         raise ConfigError(f"{what} is async, expected a plain function under WSGI")
 

@@ -224,11 +224,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     align: StrictStr | None = None
     """Start of a ``fixed_window``, unless a limit has its own. A time zone needs windows of whole days."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
-    """Longest wait of a request before refusal: seconds, or ``2s``. May be 0 beside ``adaptive``."""
+    """Longest wait of a request before refusal: seconds, or ``2s``. 0 is valid only with ``adaptive``."""
     priority: Priority | None = None
     """Priority under this rule; by default that of the caller."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
-    """Share of each limit kept for high priority, such as ``20%``. Low priority loses twice as much."""
+    """Share of each limit kept for high priority, such as ``20%``. Low priority must leave twice as much."""
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
@@ -336,7 +336,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
-        """Own cost per bucket, None for the request's cost; empty if no limit has its own."""
+        """Per bucket, its own cost, or None for the request's cost; empty if no limit has its own."""
         # A place of a request in flight has no tokens.
         of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
         costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]

@@ -247,7 +247,7 @@ _COUNT = Bucket((kept_as("refusals"),))
 
 
 def count_key(key: str) -> str:
-    """Return a refusal count's key, in the bucket's hash slot. Raises `ConfigError` for a brace outside a hash tag."""
+    """Return the key of a bucket's refusal count, in its hash slot. Raises `ConfigError` for a brace outside a hash tag."""
     before, brace, rest = key.partition("{")
     tag, closing, _ = rest.partition("}")
     if "}" in before or (brace and not (tag and closing)):

@@ -43,7 +43,7 @@ class ListenDeadline:
 
     @property
     def is_exhausted(self) -> bool:
-        """All data before the deadline was read."""
+        """True if all data that arrived before the deadline was read."""
         return self.left <= -GRACE
 
     def slice(self) -> float:
