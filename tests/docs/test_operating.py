@@ -31,7 +31,7 @@ EXPECTED = [
     ("bans --log", 0, "ticket 7"),
     ("check config/", 0, ""),
     ("replay access.log", 0, "refused"),
-    ("bans", 0, "no ban by a command or a rule is in force"),
+    ("doctor", 0, "no problem found"),
 ]
 """The beginning of each command in the order of the page, its exit status, and what it prints."""
 
@@ -64,6 +64,6 @@ def test_the_numbers_of_the_log_are_those_of_the_code() -> None:
     """Loggers, seconds and buckets."""
     text = text_of(PAGE)
     assert f"refused nothing for {logs.QUIET:.0f} seconds" in text
-    assert f"{logs.MOST:,} buckets at most" in text
+    assert f"at most {logs.MOST:,} buckets" in text
     assert f"`{logs.log.name}`" in text
     assert f"`{logs.audit_log.name}`" in text

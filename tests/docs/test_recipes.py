@@ -376,7 +376,7 @@ def of(customer: str) -> dict[str, str]:
 def test_plans_come_from_the_database(kitchen: Kitchen, caplog: pytest.LogCaptureFixture) -> None:
     """Each customer has the limits of its row; a changed row holds after the next look, and finds what was used."""
 
-    def change(limits: str) -> None:
+    def change(limits: str | None) -> None:
         with contextlib.closing(sqlite3.connect("plans.db")) as database, database:
             database.execute("UPDATE customers SET limits = ? WHERE name = 'ann'", [limits])
 
@@ -407,6 +407,14 @@ def test_plans_come_from_the_database(kitchen: Kitchen, caplog: pytest.LogCaptur
             assert await statuses(of("ann"), 1) == [200]
             assert [window["limit"] for window in await usage("ann")] == [10]
             assert [record for record in caplog.records if record.getMessage().startswith("LG026")]
+
+            for unreadable in (None, "[]", "5/minute"):
+                change(unreadable)
+                caplog.clear()
+                await plans.customers.refresh()
+                assert [window["limit"] for window in await usage("ann")] == [10]
+                assert [window["limit"] for window in await usage("bob")] == [20, 5000]
+                assert "the limits of ann are unreadable" in caplog.text
 
     with kitchen.recipe("plans.py") as plans:
         asyncio.run(main(plans))

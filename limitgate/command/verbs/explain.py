@@ -85,7 +85,8 @@ def verb(  # noqa: PLR0917 - click passes them by name
     """Explain how the service would decide on a request: its client, the rules that apply and why, and the response.
 
     With --id, explain the id of a refusal: its time, its rule, and the current state of the bucket. Charges nothing. Other
-    options come from the gate around --app, or from LIMITGATE_*. Exit status 1: the request would be refused.
+    options come from the gate around --app, or from LIMITGATE_*. Exit status 1: the request would be refused; with --id also:
+    its rule or the client's limits are not known.
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
