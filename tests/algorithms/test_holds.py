@@ -325,7 +325,7 @@ def test_a_handler_that_interrupts_the_store_is_refused() -> None:
     def clock() -> int:
         if calls:
             plan = calls.pop()
-            with pytest.raises(StoreError, match="interrupted"):
+            with pytest.raises(StoreError, match="handler or finalizer"):
                 store.spend(plan)
         return 1_790_000_000_000_000
 

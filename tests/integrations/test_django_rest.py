@@ -206,7 +206,7 @@ def test_a_user_without_anything_to_tell_it_by(project: Open) -> None:
         def authenticate(self, request: Any) -> Any:
             return SimpleNamespace(is_authenticated=True), None
 
-    with pytest.raises(TypeError, match="user gave a SimpleNamespace"):
+    with pytest.raises(TypeError, match="user returned a SimpleNamespace"):
         ask(project(path("x", view(Twice, authentication_classes=[Useless]))))
 
 

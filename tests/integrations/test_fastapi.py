@@ -345,15 +345,15 @@ def test_who_is_not_there_is_told_apart_by_address(absent: Any) -> None:
     "useless", [{"name": "ann"}, ["ann"], b"ann", 1.5, object(), Row(None), Row(""), lambda: "ann"], ids=type
 )
 def test_what_nobody_can_be_told_apart_by_is_a_mistake(useless: Any) -> None:
-    """A dependency that gives something of no use is named, with what it gave and what was expected."""
+    """A dependency that returns something unusable is named, with what it returned and what was expected."""
 
     def payload() -> Any:
         return useless
 
     app = one(RateLimit("1/minute", key=[payload]))
     gated(app)
-    gave = f"{payload.__qualname__} gave a {type(useless).__name__}"
-    expected = f"{gave}, expected text, a number, a UUID, or an object with identity, id, pk or username"
+    returned = f"{payload.__qualname__} returned a {type(useless).__name__}"
+    expected = f"{returned}, expected text, a number, a UUID, or an object with identity, id, pk or username"
     with pytest.raises(TypeError, match=re.escape(expected)):
         client(app).get("/hello")
 

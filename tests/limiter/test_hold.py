@@ -160,7 +160,7 @@ def test_renewing(subject: Subject, clock: Clock, limit: Any) -> None:
 def test_what_cannot_be_renewed(subject: Subject) -> None:
     with pytest.raises(RuntimeError, match=r"it has no hold, expected reserve\(..., hold='2m'\)"):
         subject.run(subject.reserve("key", LIMIT).renew())
-    with pytest.raises(RuntimeError, match="cannot be renewed: nothing was taken"):
+    with pytest.raises(RuntimeError, match="cannot be renewed: it was refused"):
         subject.run(subject.reserve("key", LIMIT, cost=101, hold=1).renew())
 
 

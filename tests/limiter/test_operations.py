@@ -624,7 +624,7 @@ def test_a_function_of_the_other_kind() -> None:
 
     with pytest.raises(TypeError, match="async"):
         Limiter("memory://").limited("1/day")(coroutine)
-    with pytest.raises(TypeError, match="no async"):
+    with pytest.raises(TypeError, match="is not an async function"):
         AsyncLimiter("memory://").limited("1/day")(function)
 
 

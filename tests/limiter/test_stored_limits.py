@@ -229,7 +229,7 @@ def test_a_text_that_is_no_configuration(limiter: Limiter, text: str) -> None:
         lambda: other.configuration("orders"),
         lambda: other.configure("orders", "7/day", replace=False),
     ):
-        with pytest.raises(StoreError, match="under 'orders' cannot be read, expected"):
+        with pytest.raises(StoreError, match="under 'orders' are unreadable, expected"):
             call()
     assert other.configure("orders", "7/day") == (Limit("7/day"),)
     assert other.hit("key", ORDERS).remaining == 5

@@ -140,7 +140,7 @@ def test_a_user_without_an_id(user: Any) -> None:
     """What names a place in memory, or what users share, is no id."""
     with pytest.raises(NoIdError):
         user_id(user)
-    with pytest.raises(TypeError, match=r"key part who gave a .*, expected text, a number, a UUID"):
+    with pytest.raises(TypeError, match=r"key part who returned a .*, expected text, a number, a UUID"):
         text_of(user, "who")
 
 
@@ -184,5 +184,5 @@ def test_a_user_has_one_bucket_wherever_it_calls_from(door: str, user: Any) -> N
         assert limiter.bucket(BY_USER, user=user).peek().remaining == 0
         if isinstance(user, int | uuid.UUID):
             assert limiter.bucket(BY_USER, user=str(user)).peek().remaining == 0
-        with pytest.raises(TypeError, match="key part user gave a object, expected text"):
+        with pytest.raises(TypeError, match="key part user returned a object, expected text"):
             limiter.bucket(BY_USER, user=object(), ip="192.0.2.1")
