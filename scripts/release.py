@@ -85,7 +85,10 @@ def check_changelog(version: str) -> None:
         raise ReleaseError(
             f"changes/ has {len(fragments)} unreleased texts: run towncrier build --version {version} and commit"
         )
-    if f"\n## [{version}]" not in (ROOT / "CHANGELOG.md").read_text("utf-8"):
+    changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    if "\n## [Unreleased]" in changelog:
+        raise ReleaseError(f"CHANGELOG.md has a section [Unreleased]: move its lines into [{version}]")
+    if f"\n## [{version}]" not in changelog:
         raise ReleaseError(
             f"CHANGELOG.md has no section [{version}]: add a text to changes/, then towncrier build --version {version}"
         )

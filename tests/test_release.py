@@ -112,6 +112,13 @@ def test_release_missing_section_of_the_changelog_stops(clone: Clone) -> None:
     assert f"CHANGELOG.md has no section [{VERSION}]" in clone.released()
 
 
+def test_release_unreleased_section_of_the_changelog_stops(clone: Clone) -> None:
+    (clone.folder / "CHANGELOG.md").write_text(f"# Changelog\n\n## [{VERSION}] - 2026-01-01\n\n## [Unreleased]\n")
+    clone.commit()
+    clone.git("tag", f"v{VERSION}")
+    assert f"move its lines into [{VERSION}]" in clone.released()
+
+
 def test_release_extra_without_its_package_stops(clone: Clone) -> None:
     (clone.folder / "limitgate" / "a.py").write_text('with extra("celery", "celery"):\n    import celery\n')
     clone.commit()
