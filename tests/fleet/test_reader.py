@@ -260,6 +260,16 @@ def test_shadow_rules_come_last() -> None:
     assert (found["headline"]["who"], found["headline"]["shadow"]) == ("ip=2", False)
 
 
+def test_a_rule_is_in_shadow_before_every_process_says_so() -> None:
+    """One that has not loaded the rules yet, or can't say it, refuses nobody by them. If it does, the rule is not in shadow."""
+    shadow = rule(entry(1, 900), refused=0, would_refuse=900)
+    found = figures(snapshot(1, rules=[shadow]), snapshot(2, rules=[rule(refused=0)]))
+    assert (found["rules"][0]["shadow"], found["headline"]["shadow"]) == (True, True)
+    found = figures(snapshot(1, rules=[shadow]), snapshot(2, rules=[rule(entry(1, 3))]))
+    assert (found["rules"][0]["shadow"], found["headline"]["shadow"]) == (False, False)
+    assert not figures(snapshot(1, rules=[rule(refused=0)]))["rules"][0]["shadow"]
+
+
 def test_gates_of_a_process_are_one_process() -> None:
     """A process follows if its gates have the rules that most processes have; one may have had no request yet."""
     gates = [
