@@ -208,14 +208,26 @@ class StoreError(LimitGateError):
     """The store did not decide in time. ``fault`` is the kind of failure.
 
     ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` are the seconds of
-    silence, if measured.
+    silence, if measured. ``is_unwritable`` is True if the store answers and keeps nothing: read-only, full or without its disk.
     """
 
-    def __init__(self, message: str, fault: StoreFault = "connection", keys: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        message: str,
+        fault: StoreFault = "connection",
+        keys: frozenset[str] = frozenset(),
+        *,
+        is_unwritable: bool = False,
+    ) -> None:
         super().__init__(message)
         self.fault: StoreFault = fault
         self.keys = keys
         self.waited: float = 0.0
+        self.is_unwritable: bool = is_unwritable or fault == "oom"
+
+    def anew(self) -> StoreError:
+        """Return the same error for another caller."""
+        return StoreError(str(self), self.fault, is_unwritable=self.is_unwritable)
 
 
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:

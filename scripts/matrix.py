@@ -111,15 +111,15 @@ def environment(cell: Cell, python: Path, *wanted: str) -> Path:
     folder = cell.folder / "venv"
     made = folder / "bin" / "python"
     if not made.exists():
-        call(cell, python, "-m", "venv", "--without-pip", folder)
         tool = BUILD / "pip"
-        if not tool.exists():
+        if not (tool / "bin" / "pip").exists():
             call(cell, sys.executable, "-m", "venv", tool)
             call(cell, tool / "bin" / "pip", "install", "--quiet", "--upgrade", "pip")
         try:
+            call(cell, python, "-m", "venv", "--without-pip", folder)
             call(cell, tool / "bin" / "pip", "--python", made, "install", "--quiet", *wanted)
         except BaseException:
-            shutil.rmtree(folder)  # else the next run takes it for complete
+            shutil.rmtree(folder, ignore_errors=True)  # else the next run takes it for complete
             raise
     return made
 

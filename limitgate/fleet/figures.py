@@ -153,7 +153,7 @@ def _rules(living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
         {
             "name": name,
             "tier": tier,
-            "shadow": all(each.would_refuse is not None for each in states),
+            "shadow": _is_shadow(states),
             "admitted": sum([each.admitted for each in states]),
             "refused": sum([each.refused for each in states]),
             "would_refuse": sum([each.would_refuse or 0 for each in states]),
@@ -165,6 +165,12 @@ def _rules(living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
         for (name, tier), states in together.items()
     ]
     return sorted(found, key=lambda each: (-each["utilization"], -each["refused"], each["name"], each["tier"]))
+
+
+def _is_shadow(states: Sequence[RuleState]) -> bool:
+    """Processes of an older version, or that have still to load the rules, don't say so of their rule."""
+    others = [each for each in states if each.would_refuse is None]
+    return len(others) < len(states) and not any(each.refused for each in others)
 
 
 def _listed(tops: Sequence[Top], states: Sequence[RuleState], kind: int) -> list[dict[str, Any]]:
@@ -182,7 +188,7 @@ def _listed(tops: Sequence[Top], states: Sequence[RuleState], kind: int) -> list
             "per_second": per_second.get(entry.key, 0.0),
             "key": entry.key,
         }
-        for entry in merge(tops, MOST_WHO).entries[:MOST_WHO]
+        for entry in merge(tops, MOST_WHO).entries
     ]
 
 

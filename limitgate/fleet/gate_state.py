@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
@@ -32,6 +33,7 @@ from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.revision import revision
 from limitgate.rules.rule import RuleSet
+from limitgate.stores import url_of
 
 _LOOKBACK: Final = 5
 """Snapshots that utilization spans."""
@@ -41,12 +43,19 @@ class _Process:
     """What all gates of a process share."""
 
     def __init__(self) -> None:
-        self.reset_after_fork()
+        self._begin()
+        self.inherited: dict[Series, Sequence[Any]] = {}
         reset_in_children(self)
 
-    def reset_after_fork(self) -> None:
+    def _begin(self) -> None:
         self.id: str = token_hex(8)
         self.start: float = time.time()
+        self.lock = threading.Lock()
+        self.speakers: WeakKeyDictionary[Any, dict[tuple[str, str | None], ref[GateState]]] = WeakKeyDictionary()
+
+    def reset_after_fork(self) -> None:
+        self._begin()
+        self.inherited = {series: series.values.copy() for series in process_metrics.series()}
 
 
 _process = _Process()
@@ -76,15 +85,18 @@ class Watched(Protocol):
 class GateState:
     """Makes the snapshots of a gate while the gate lives."""
 
-    def __init__(self, gate: Watched, store: Any, counts: Counts, *, tally: Tally, names: str, version: str) -> None:
+    def __init__(
+        self, gate: Watched, store: Any, key_prefix: str, counts: Counts, *, tally: Tally, names: str, version: str
+    ) -> None:
         self._gate = ref(gate)
         self._store = store
+        self._key_prefix = key_prefix
         self._counts, self._tally = counts, tally
         self._scheme: str = getattr(store, "scheme", "memory")
         self._names = names
         self._version = version
         self._host = socket.gethostname()[:128]
-        self._base: dict[Series, Sequence[Any]] = {}
+        self._base: dict[Series, Sequence[Any]] = dict(_process.inherited)
         self._outages_before = 0
         self._before = 0, 0
         self._begin()
@@ -98,12 +110,14 @@ class GateState:
         self._steps: dict[int, list[int]] = {}
         self._rows: dict[RuleSeries, _Row] = {}
         self._rates = 0.0, 0.0
+        self._speaks_for_store = self._speaks_for_process = False
 
     def reset_after_fork(self) -> None:
         """A child has counted nothing."""
         self._begin()
-        self._base = {series: series.values.copy() for series in self._series()}
+        self._base = {series: series.values.copy() for series in self._counts.series()}
         self._forget_store()
+        self._forget_process()
         self._before = self.totals()
 
     @property
@@ -125,6 +139,7 @@ class GateState:
         seconds = monotonic() - self._looked
         self._looked += seconds
         requests, refused = self._note_totals(seconds, now)
+        self._claim()
         outages: _Outages = gate.outages
         error = outages.last_error
         gauges = list(self._gauges())
@@ -159,25 +174,31 @@ class GateState:
 
     def _series(self) -> Iterable[Series]:
         yield from self._counts.series()
-        if self._speaks_for(process_metrics):
+        if self._speaks_for_process:
             yield from process_metrics.series()
         # Calls to the store are counted only if there are observers.
         calls = getattr(self._store, "calls", None)
-        if calls is not None and self._speaks_for(self._store):
+        if calls is not None and self._speaks_for_store:
             yield calls
 
-    def _speaks_for(self, shared: Any) -> bool:
-        """Of the gates that share a store or the process, the first tells of it, because readers add up."""
-        first = _speakers.get(shared)
+    def _claim(self) -> None:
+        """Of a fleet's gates that share a store or the process, the first that writes tells of it, because readers add up."""
+        url = url_of(self._store)
+        with _process.lock:
+            self._speaks_for_store = self._claims(self._store, None, self._forget_store)
+            # Stores of one URL have the same readers.
+            shared = self._store if url is None else process_metrics
+            self._speaks_for_process = self._claims(shared, url or "", self._forget_process)
+
+    def _claims(self, shared: Any, url: str | None, forget: Callable[[], object]) -> bool:
+        speakers = _process.speakers.setdefault(shared, {})
+        first = speakers.get((self._key_prefix, url))
         speaker = None if first is None else first()
         if speaker is not None:
             return speaker is self
-        _speakers[shared] = ref(self)
+        speakers[self._key_prefix, url] = ref(self)
         if first is not None:  # Another gate has reported everything so far.
-            if shared is self._store:
-                self._forget_store()
-            else:
-                self._base.update({series: series.values.copy() for series in process_metrics.series()})
+            forget()
         return True
 
     def _forget_store(self) -> None:
@@ -187,8 +208,11 @@ class GateState:
         if calls is not None:
             self._base[calls] = calls.values.copy()
 
+    def _forget_process(self) -> None:
+        self._base.update({series: series.values.copy() for series in process_metrics.series()})
+
     def _outages(self) -> Iterable[Value]:
-        if not self._speaks_for(self._store):
+        if not self._speaks_for_store:
             return
         outages = getattr(self._store, "outages", 0) - self._outages_before
         if outages:
@@ -196,7 +220,7 @@ class GateState:
 
     def _gauges(self) -> Iterable[Gauge]:
         yield from self._counts.gauges()
-        if self._speaks_for(process_metrics):
+        if self._speaks_for_process:
             yield from process_metrics.gauges()
         yield instruments.STORE_UP, (self._scheme,), int(getattr(self._store, "healthy", True))
 
@@ -305,7 +329,3 @@ def _adaptive(gauges: Iterable[Gauge]) -> list[tuple[str, str, int, int]]:
         found[each] = {labels: value for instrument, labels, value in gauges if instrument is each}
     limits, in_flight = (found[each] for each in wanted)
     return [(*labels, int(limit), int(in_flight.get(labels, 0))) for labels, limit in limits.items()]  # type: ignore[misc]
-
-
-_speakers: WeakKeyDictionary[Any, ref[GateState]] = WeakKeyDictionary()
-"""By store, and for the process."""

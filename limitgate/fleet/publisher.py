@@ -52,7 +52,7 @@ class Publisher:
         names: str,
         version: str,
     ) -> None:
-        self._state = GateState(gate, store, counts, tally=tally, names=names, version=version)
+        self._state = GateState(gate, store, key_prefix, counts, tally=tally, names=names, version=version)
         self._store = store
         self._key = fleet_key(key_prefix)
         self._tally = tally

@@ -31,8 +31,6 @@ SHARE = 0.02
 STALEST = 10.0
 BESIDES_FRESH = 4.0
 """Seconds that bans and the test of writing are shared."""
-_REFUSES = "Redis refuses the call"
-"""How the store begins to say that it is read-only or cannot save."""
 
 
 class FleetReader:
@@ -54,6 +52,8 @@ class FleetReader:
         self.snapshots: Sequence[Snapshot] = ()
         self._figures: Figures | None = None
         self._bans: Sequence[Ban] = ()
+        self._writes: bool | None = None
+        """None if unknown."""
         self._cannot_write: str | None = None
         self._next_besides = -math.inf
         self._fresh = FRESH
@@ -114,18 +114,18 @@ class FleetReader:
     def _read_besides(self) -> ConfigFlow[None]:
         """Read bans, and see whether the store can be written to: limits are not applied if it can't."""
         self._bans = list((yield from self._journal.listing()))
-        if not isinstance(self._store, MemoryStore):
-            self._cannot_write = yield from self._trying_to_write()
+        yield from self._try_to_write()
         self._next_besides = monotonic() + BESIDES_FRESH
 
-    def _trying_to_write(self) -> ConfigFlow[str | None]:
+    def _try_to_write(self) -> ConfigFlow[None]:
+        self._writes, self._cannot_write = True, None
+        if isinstance(self._store, MemoryStore):
+            return
         try:
             yield ConfigRequest(f"{self._key}:probe", "", lasts=1), self._timeout
         except StoreError as error:
             # Whoever looks may have fewer rights than the service.
-            if error.fault == "oom" or str(error).startswith(_REFUSES):
-                return str(error)
-        return None
+            self._writes, self._cannot_write = (False, str(error)) if error.is_unwritable else (None, None)
 
     def _note_failure(self, error: StoreError) -> None:
         store = {"up": False, "latency": None, "writes": None, "breaker": self._breaker(), "error": str(error)}
@@ -147,8 +147,8 @@ class FleetReader:
             else:
                 snapshots[snapshot.id] = snapshot
         self.snapshots = list(snapshots.values())
-        why = self._cannot_write
-        store = {"up": True, "latency": seconds, "writes": why is None, "breaker": self._breaker(), "error": why}
+        writes, why = self._writes, self._cannot_write
+        store = {"up": True, "latency": seconds, "writes": writes, "breaker": self._breaker(), "error": why}
         figures = self._fleet.figures(self.snapshots, unreadable, self._bans, stored.now / 1e6, store)
         figures["empty"] = None if figures["processes"] else self._why_empty(unreadable)
         self._figures = figures

@@ -35,7 +35,7 @@ Name = Callable[[Any], str]
 
 
 class Clients:
-    __slots__ = ("__weakref__", "_named", "free", "names", "refused", "used")
+    __slots__ = ("__weakref__", "_named", "free", "has_newcomers", "names", "refused", "used")
 
     def __init__(self) -> None:
         self.used: RecentSketch = RecentSketch()
@@ -43,6 +43,8 @@ class Clients:
         self.names: dict[str, str] = {}
         self.free: int = NAMES
         """Clients that may get a name early."""
+        self.has_newcomers: bool = True
+        """Whether admitted requests look for such clients."""
         self._named = 0
 
     def wants(self, key: str) -> bool:
@@ -66,10 +68,10 @@ class Clients:
         return _by_digest(used), _by_digest(refused), names
 
     def renew(self, *, is_busy: bool) -> Iterable[str]:
-        """Begin a period. After a busy one without new clients, none gets a name early, which saves each request a look."""
+        """Begin a period. After a busy one without new clients, admitted requests save the look for them; refusals don't."""
         before, self._named = self._named, len(self.names)
-        names_early = self.used.has_room and not (is_busy and self._named == before)
-        self.free = min(NAMES, max(0, SIZE - self._named)) if names_early else 0
+        self.free = min(NAMES, max(0, SIZE - self._named)) if self.used.has_room else 0
+        self.has_newcomers = not (is_busy and self._named == before)
         return [key for each in (self.used, self.refused) for key in each.names if key not in self.names]
 
 
@@ -285,7 +287,7 @@ class Queue:
 
     def renew(self) -> None:
         tally = self.tally
-        if any(clients.free > 0 for _, _, clients, _ in self._places):
+        if any(clients.has_newcomers and clients.free > 0 for _, _, clients, _ in self._places):
             self.is_known = tally.known.issuperset
         else:
             self.is_known = tally.wanted.isdisjoint if tally.wanted else None
@@ -296,7 +298,7 @@ class Queue:
         if tally.at_first is not None:
             begin, tally.at_first = tally.at_first, None
             begin()
-        if self.is_known is not None and not self.is_known(keys):
+        if not tally.known.issuperset(keys):
             for place, _, clients, name in self._places:
                 key = keys[place]
                 if clients.wants(key):
@@ -309,9 +311,9 @@ class Queue:
             tally.count(waits=False)
 
     def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
-        queue, is_known = self._pending.refusals, self.is_known
+        queue = self._pending.refusals
         queue.append((reading, rules))
-        if (is_known is not None and not is_known(reading.keys)) or len(queue) > MOST:
+        if not self.tally.known.issuperset(reading.keys) or len(queue) > MOST:
             self.look(reading.keys, admission)
 
 

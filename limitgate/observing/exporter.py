@@ -312,8 +312,7 @@ class StoreCounts:
 
     def series(self) -> Iterable[Series]:
         outages = getattr(self._store(), "outages", self._seen)
-        # The store of a forked child counts from 0.
-        self._outages.values[0] += outages - self._seen if outages >= self._seen else outages
+        self._outages.values[0] += outages - self._seen
         self._seen = outages
         return self._series
 

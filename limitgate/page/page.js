@@ -135,7 +135,7 @@ const tables = {
     ...acts("ban", "reset"),
   ]),
   processes: new Table("processes", "Processes by revision, those that differ first", [
-    {title: "Process", kind: "text", text: each => `${each.host} ${each.pid}`},
+    {title: "Process", kind: "text", text: each => `${each.host}:${each.pid}`},
     {title: "Rules", fill: (cell, each) => { fillText(cell, `${each.revisions.map(hex).join(", ")}${each.follows ? "" : " differs"}`); cell.className = each.follows ? "code" : "code bad-text"; }},
     {title: "Version", kind: "minor", text: each => each.version},
     {title: "Req/s", kind: "number", text: each => rate(each.requests_per_second)},
@@ -180,7 +180,7 @@ function show(figures, at = Date.now()) {
   tables.processes.show(figures.processes, each => each.id, "No process reports.");
   const failed = figures.last_load_error;
   $("load").classList.toggle("bad-text", Boolean(failed));
-  say("load", failed ? `${clock(failed.at)} on ${failed.host} ${failed.pid}: ${failed.error}` : "None.");
+  say("load", failed ? `${clock(failed.at)} on ${failed.host}:${failed.pid}: ${failed.error}` : "None.");
   tables.bans.show(figures.bans, ban => `${ban.digest} ${ban.key}`, "No client is banned.");
   age();
 }
@@ -188,14 +188,14 @@ function showRevisions({processes, processes_in_all: all, processes_behind: behi
   $("revisions").hidden = !all;
   $("revisions").classList.toggle("bad", behind > 0);
   const first = processes[0], others = behind > 1 ? ` and ${many(behind - 1, "other")}` : "";
-  say("revisions", !all ? "" : behind ? `${behind} of ${many(all, "process", "processes")} ${behind === 1 ? "has" : "have"} other rules: ${first.host} ${first.pid}${others}.`
+  say("revisions", !all ? "" : behind ? `${behind} of ${many(all, "process", "processes")} ${behind === 1 ? "has" : "have"} other rules: ${first.host}:${first.pid}${others}.`
     : all === 1 ? "1 process runs." : `All ${whole(all)} processes run the same rules.`);
 }
 function showHeadline({headline: most, empty, refused_per_second: refused}) {
   const line = $("headline");
   const words = most
     ? [...(most.shadow ? ["Nobody is refused. "] : []), ["b", most.who], most.shadow ? " would be refused most, by the shadow rule " : " is refused most, by rule ",
-      ["b", most.rule], `, since ${clock(most.since)} (${lasting(shown.at - most.since)})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
+      ["b", most.rule], `, since ${clock(most.since)} (${lasting(Math.floor(shown.at) - Math.floor(most.since))})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
     : [empty ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "Nobody is refused."];
   const key = JSON.stringify(words);
   if (line.dataset.key === key) return;

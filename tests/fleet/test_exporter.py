@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +12,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from limitgate import LimitGateWSGI, MemoryStore, Rule
 from limitgate.errors import StoreError
-from limitgate.fleet import gate_state
 from limitgate.fleet.exporter import FleetCollector, Totals
 from limitgate.fleet.reader import FleetReader
 from limitgate.fleet.snapshot import Snapshot, encode
@@ -99,9 +97,8 @@ def test_equal_to_the_sum_of_the_processes_own() -> None:
     assert value(found, "limitgate_rule_limit", rule="api", tier="default", window="day") == 20
 
 
-def test_diagnoses_are_told_once_per_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnoses_are_told_once_per_process() -> None:
     """By one of its gates, for they are the process'."""
-    monkeypatch.setattr(gate_state, "_speakers", WeakKeyDictionary())
     store, registry = MemoryStore(), CollectorRegistry()
     apps = [
         LimitGateWSGI(wsgi, rules=[Rule("api", "2/day")], store=store, fleet=True, observers=[PrometheusObserver(registry)])

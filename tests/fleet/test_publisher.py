@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ from limitgate.errors import StoreError
 from limitgate.fleet import publisher as publishing
 from limitgate.fleet.publisher import Publisher
 from limitgate.fleet.reader import FleetReader
-from limitgate.fleet.snapshot import decode
+from limitgate.fleet.snapshot import Snapshot, decode
 from limitgate.gate.lifecycle.start import ashutdown, astartup
+from limitgate.messages.diagnostics import Diagnosis
 from limitgate.stores.base import FleetRequest, StoredFleet, fleet_key
 from tests.support.doors import MOMENT, PATIENCE, asgi_reply, wsgi_reply
 from tests.support.redis_cluster import RedisCluster
@@ -412,6 +416,66 @@ def test_gates_that_share_a_store_tell_of_it_once(prefix: str) -> None:
     assert outages() == [[3]]
     publisher_of(apps[0]).reset_after_fork()
     assert outages() == []
+
+
+def diagnoses(told: Snapshot, diagnosis: Diagnosis = Diagnosis.LOGIN) -> int:
+    values = {labels: values[0] for name, labels, values in told.counters if name == "limitgate.diagnostics"}
+    return int(values.get((diagnosis.code,), 0))
+
+
+def test_each_fleet_of_a_process_hears_of_its_diagnoses(prefix: str) -> None:
+    """Once, though its gates may have stores of their own."""
+    url = "redis://localhost:1"
+    apps = [LimitGateWSGI(wsgi, rules=RULES, store=url, key_prefix=prefix + each, fleet=True) for each in "aabb"]
+    before = [diagnoses(publisher_of(app).snapshot()) for app in apps]
+    Diagnosis.LOGIN.log("Redis", "the password is wrong")
+    after = [diagnoses(publisher_of(app).snapshot()) for app in apps]
+    assert [now - was for now, was in zip(after, before)] == [1, 0, 1, 0]
+
+
+def test_a_child_tells_of_itself_by_whichever_gate_writes(redis_server: RedisServer, prefix: str) -> None:
+    """A gate that gets no request there writes nothing."""
+    store = RedisStore(redis_server.url)
+    apps = [LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True) for _ in range(3)]
+    Diagnosis.LOGIN.log("Redis", "the password is wrong")
+    store._tally.outages = 5
+    for app in apps:
+        publisher_of(app).snapshot()
+    found = []
+    for writing in range(3):
+        read, write = os.pipe()
+        if not (pid := os.fork()):
+            Diagnosis.LOGIN.log("Redis", "the password is wrong")
+            store._tally.outages += 2
+            later = LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True)
+            told = [publisher_of(each).snapshot() for each in (apps[writing], *apps, later)]
+            outages = [values for name, _, values in told[0].counters if name == "limitgate.store.outages"]
+            os.write(write, f"{[*map(diagnoses, told)]} {outages}".encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+        found.append(os.read(read, 1000).decode())
+    assert found == ["[1, 1, 0, 0, 0] [[2]]", "[1, 0, 1, 0, 0] [[2]]", "[1, 0, 0, 1, 0] [[2]]"]
+    store.close()
+
+
+def test_two_gates_that_begin_at_once(prefix: str) -> None:
+    """Only one of them tells of what they share."""
+    together = threading.Barrier(2)
+
+    class Meeting(MemoryStore):
+        outages = 2
+
+        def __hash__(self) -> int:
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            return 1
+
+    store = Meeting()
+    apps = [LimitGateWSGI(wsgi, rules=RULES, store=store, key_prefix=prefix, fleet=True) for _ in range(2)]
+    together.reset()
+    with ThreadPoolExecutor() as pool:
+        told = list(pool.map(lambda app: publisher_of(app).snapshot(), apps))
+    assert [name for each in told for name, *_ in each.counters].count("limitgate.store.outages") == 1
 
 
 def test_observers_see_what_they_saw_before(prefix: str) -> None:

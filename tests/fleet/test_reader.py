@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from limitgate import MemoryStore, RedisStore
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore
 from limitgate.errors import StoreError
 from limitgate.fleet.actions import client_bucket
 from limitgate.fleet.reader import FleetReader, reader_of
@@ -260,6 +260,16 @@ def test_shadow_rules_come_last() -> None:
     assert (found["headline"]["who"], found["headline"]["shadow"]) == ("ip=2", False)
 
 
+def test_a_rule_is_in_shadow_before_every_process_says_so() -> None:
+    """One that has not loaded the rules yet, or can't say it, refuses nobody by them. If it does, the rule is not in shadow."""
+    shadow = rule(entry(1, 900), refused=0, would_refuse=900)
+    found = figures(snapshot(1, rules=[shadow]), snapshot(2, rules=[rule(refused=0)]))
+    assert (found["rules"][0]["shadow"], found["headline"]["shadow"]) == (True, True)
+    found = figures(snapshot(1, rules=[shadow]), snapshot(2, rules=[rule(entry(1, 3))]))
+    assert (found["rules"][0]["shadow"], found["headline"]["shadow"]) == (False, False)
+    assert not figures(snapshot(1, rules=[rule(refused=0)]))["rules"][0]["shadow"]
+
+
 def test_gates_of_a_process_are_one_process() -> None:
     """A process follows if its gates have the rules that most processes have; one may have had no request yet."""
     gates = [
@@ -278,6 +288,13 @@ def test_gates_of_a_process_are_one_process() -> None:
     assert processes["d"]["last_error"] == "3"
 
 
+async def read_by_task(url: str) -> dict[str, Any]:
+    store = AsyncRedisStore(url)
+    found = await FleetReader(store).aread()
+    await store.aclose()
+    return found
+
+
 @pytest.mark.parametrize("fault", ["read-only", "full"])
 def test_a_store_that_refuses_writes(fault: str, own_redis: RedisServer) -> None:
     """It answers, but keeps no limits: the figures say why, and then that it is well again."""
@@ -294,8 +311,19 @@ def test_a_store_that_refuses_writes(fault: str, own_redis: RedisServer) -> None
         assert (found["store"]["up"], found["store"]["writes"]) == (True, False)
         assert ("out of memory" if fault == "full" else "it is a replica") in found["store"]["error"]
         assert found["empty"].startswith("the store cannot be written to, so no process can report: ")
+        assert asyncio.run(read_by_task(own_redis.url))["store"]["writes"] is False
         client.config_set("maxmemory", 0)
         client.execute_command("REPLICAOF", "NO", "ONE")
         reader.expire()
         assert reader.read()["store"]["writes"]
+    store.close()
+
+
+def test_whether_a_store_can_be_written_to_may_be_unknown(own_redis: RedisServer) -> None:
+    """Whoever looks may only read, and the service write."""
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "viewer", "on", ">secret", "~*", "+@all", "-set")
+        store = RedisStore(own_redis.url, credentials=lambda: ("viewer", "secret"))
+        found = FleetReader(store).read()["store"]
+        assert (found["up"], found["writes"], found["error"]) == (True, None, None)
     store.close()

@@ -132,6 +132,23 @@ def test_a_busy_period_without_new_clients_ends_early_names() -> None:
     assert listed(app, "used")["ip=19….3"] == 1
 
 
+def test_a_refused_client_is_named_even_if_it_comes_once() -> None:
+    """The headline of ``top`` is of such clients, also after busy periods without new ones."""
+    app = app_of(Rule("api", "1000000/day", key=["ip"], path="/api"), Rule("login", "20/day", key=["ip"], path="/login"))
+
+    def is_busy(periods: int) -> None:
+        for _ in range(periods):
+            for _ in range(MUCH + 1):
+                visit(app, "192.0.2.1", "/api")
+            tally_of(app).count()
+
+    is_busy(4)
+    for _ in range(300):
+        visit(app, "203.0.113.9", "/login")
+    is_busy(8)
+    assert listed(app, "refusals", 1) == {"ip=20….9": 280}
+
+
 def test_the_others_are_named_when_they_come_again() -> None:
     """Also beside a rule whose clients all have names."""
     app = app_of(Rule("api", "9/day", key=["ip"]), Rule("all", "1000/day", key=["global"]))

@@ -109,7 +109,7 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
             r"is refused most, by rule api, since \d.*, 41.5 times a second", page.locator("#headline").inner_text()
         )
         assert "41.5" in page.locator("#who tbody tr", has_text="onerror").inner_text()
-        assert page.locator("#revisions").inner_text() == "1 of 3 processes has other rules: web-2 4002."
+        assert page.locator("#revisions").inner_text() == "1 of 3 processes has other rules: web-2:4002."
         assert page.locator("#processes tbody tr").count() == 3
         assert "differs" in page.locator("#processes tbody tr").first.inner_text()
         assert re.search(r"no route \(1\d min ago\)", page.locator("#processes tbody tr").first.inner_text())
@@ -121,6 +121,8 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
         page.get_by_role("button", name="Explain").click()
         page.get_by_text(re.compile("^Cannot explain: the page knows no rules")).wait_for()
         assert page.evaluate("document.querySelectorAll('[style]').length") == 0
+        moment = "{...shown, at: 1040.9, headline: {...shown.headline, since: 1000.2}}"
+        assert "(40 s)" in page.evaluate(f"show({moment}), document.getElementById('headline').textContent")
 
 
 def test_a_client_is_banned_by_the_keyboard(browser: Any, live: str) -> None:

@@ -440,8 +440,7 @@ def viewer(door: Door, own_redis: RedisServer) -> Viewer:
 
 
 def bans(viewer: Viewer) -> list[dict[str, Any]]:
-    viewer.page._site.reader._read_at -= 100
-    viewer.page._site.reader._next_bans = 0
+    viewer.page._site.reader.expire()
     found: list[dict[str, Any]] = viewer.door.ask(viewer.page, "/figures").json()["bans"]
     return found
 

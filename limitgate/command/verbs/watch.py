@@ -64,7 +64,7 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
     else:
         _print_status(figures)
     follow = all(each["follows"] for each in figures["processes"])
-    ctx.exit(0 if figures["processes"] and follow and figures["store"]["writes"] else FOUND)
+    ctx.exit(0 if figures["processes"] and follow and figures["store"]["writes"] is not False else FOUND)
 
 
 @click.command("top")

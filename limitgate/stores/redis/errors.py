@@ -216,7 +216,7 @@ def unsendable(error: Exception) -> StoreError:
 
 
 def store_error(error: Exception) -> StoreError:
-    return StoreError(str(error), error.fault) if isinstance(error, StoreError) else _meaning(error)
+    return error.anew() if isinstance(error, StoreError) else _meaning(error)
 
 
 def _meaning(error: Exception) -> StoreError:
@@ -232,6 +232,7 @@ def _meaning(error: Exception) -> StoreError:
     hindrance = hindrance_of(error)
     if hindrance is not None and hindrance.diagnosis is not Diagnosis.RIGHTS:
         refuses = hindrance.diagnosis in (_COMMANDS, _WRITES)
-        return StoreError(f"{'Redis refuses the call' if refuses else 'no connection to Redis'}: {hindrance.reason}", fault)
+        what = "Redis refuses the call" if refuses else "no connection to Redis"
+        return StoreError(f"{what}: {hindrance.reason}", fault, is_unwritable=hindrance.diagnosis is _WRITES)
     what = f"Redis refused the call ({type(error).__name__})" if fault == "reply" else "cannot reach Redis"
     return StoreError(f"{what}: {shortened(str(error), _LONGEST)}", fault)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
+from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
@@ -129,7 +130,7 @@ class RedisStoreBase:
         self.deny_cache = DenyCache() if self.deny_cache is not None else None
         self.leases = Leases()
         self._breakers = WeakSet()
-        self._tally = Tally()
+        self._tally.lock = RLock()
 
     def locally(self, plan: AnyPlan) -> Reading | None:
         """Return a local answer; None to ask Redis."""

@@ -157,6 +157,16 @@ def test_a_store_that_refuses_writes(own_redis: RedisServer) -> None:
     fleet.store.close()
 
 
+def test_who_may_only_read_sees_no_fault(own_redis: RedisServer) -> None:
+    """Exit status 0: whether the service can write is unknown."""
+    fleet = Fleet(own_redis.url, "viewed")
+    fleet.write(snapshot(1))
+    with own_redis.client() as client:
+        client.execute_command("ACL", "SETUSER", "default", "-set")
+        assert "refuses writes" not in fleet.run("status").stdout
+    fleet.store.close()
+
+
 def test_counts_are_shown_with_their_error(fleet: Fleet) -> None:
     fleet.write(snapshot(1, rules=[rule(entry(1, 30, error=4), tier="vip")]))
     shown = fleet.run("top").stdout

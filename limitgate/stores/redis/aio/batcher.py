@@ -633,7 +633,7 @@ def _fail(requests: Iterable[Request], error: Exception, silence: float) -> None
     for _, due, waiting, timeout in requests:
         if not waiting.done():
             failure = error if isinstance(error, StoreError) else store_error(error)
-            own = StoreError(str(failure), failure.fault)
+            own = failure.anew()
             own.__cause__ = failure.__cause__ or error
             own.waited = min(timeout, max(0.0, silence - due + timeout))
             waiting.set_exception(own)

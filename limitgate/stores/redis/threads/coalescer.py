@@ -133,7 +133,7 @@ class CallCoalescer:
                 request.outcome = outcome
         except StoreError as error:
             for request in together:
-                request.outcome = StoreError(str(error), error.fault)
+                request.outcome = error.anew()
             raise
         except BaseException:
             # Leadership must not pass to a thread that has left.
