@@ -24,7 +24,7 @@ class Load:
         self._proxy_guard = ProxyGuard()
         self._log = log
 
-    def enter(
+    def enter(  # noqa: C901 - each extra call slows down all requests
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
         """Return False if the request is refused, or has to wait on an event loop. A thread waits here."""
@@ -35,7 +35,8 @@ class Load:
             adaptive: AdaptiveMatch = plan.adaptive  # type: ignore[assignment]  # Only plans with one come here.
             request = admission.request
             awaits = request.awaits
-            trusts_proxies = admission.rules.planner.trusts_proxies
+            proxies = admission.rules.planner.proxies
+            trusts_proxies = not proxies.take_peers
             guard: Guard | None = None
             # Otherwise, the outer gate has asked the guard.
             if outer is None or outer.permits is None:
@@ -53,7 +54,14 @@ class Load:
             permits.adaptive = adaptive
             if caller is None:
                 permits.priority = NORMAL
-                peer = None if trusts_proxies else request.peer
+                peer = None
+                if not trusts_proxies:
+                    peer = request.peer
+                    if proxies.until_sample > 0:
+                        proxies.until_sample -= 1
+                    else:
+                        # Samples LG006, whatever the key of the rule.
+                        request.resolved_client()
                 permits.client = peer if peer is None or ":" not in peer else group_of(peer)
             else:
                 permits.priority, permits.client = caller.priority, caller.id

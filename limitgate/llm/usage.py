@@ -29,10 +29,6 @@ _AT_ONCE = 65_536
 """Decompressed bytes per step."""
 _BATCH = 16_384
 """Bytes of events per step."""
-_WHOLLY = 32_768
-"""Bytes of events whose text is read wholly."""
-_PART = 512
-"""Bytes of each further step whose text is read."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
@@ -171,8 +167,7 @@ class Reader:
 class EventReader(Reader):
     r"""Reads server-sent events.
 
-    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes, and by samples
-    after `_WHOLLY` bytes.
+    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes.
     """
 
     def __init__(self) -> None:
@@ -187,8 +182,6 @@ class EventReader(Reader):
         """Bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
-        self._read = 0
-        """Bytes of events whose text was read."""
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
@@ -237,14 +230,11 @@ class EventReader(Reader):
 
     def _examine_all(self, events: bytes) -> None:
         # Every report has such names. Text can't, because its quotes are escaped.
-        if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events:
-            end = len(events) if self._read < _WHOLLY else events.find(b"\n\n", _PART) + 2
-            part = events[:end] if end > 1 else events
-            if _PLAIN.fullmatch(part):
-                self._is_first = False
-                self._read += len(part)
-                self._text += _size_of(b"".join(_DELTA.findall(part))) * len(events) // len(part)
-                return
+        if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events and _PLAIN.fullmatch(events):
+            self._is_first = False
+            # Samples would miss text: the caller steers its sizes, and may ask for a stream without usage.
+            self._text += _size_of(b"".join(_DELTA.findall(events)))
+            return
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
 

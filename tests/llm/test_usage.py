@@ -134,6 +134,10 @@ def data(event: Any, kind: str = "") -> bytes:
     return (f"event: {kind}\n" if kind else "").encode() + b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
+def other(text: str) -> bytes:
+    return data({"type": "tool_result", "x": text})
+
+
 def delta(text: str) -> bytes:
     return data({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
 
@@ -478,16 +482,18 @@ UNUSUAL = [
     b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n',
     b"data: [DONE]\n\n",
     b'data: {"choices":[{"index":0,"delta":{}}]}\n\n',
+    b'data: {"type":"tool_result","x":"' + b"z" * 2_000 + b'"}\n\n',
 ]
 usual_texts = st.sampled_from([b"abc ", b"", b"x" * 99, "über".encode(), rb"\n", rb"\"", rb"\u00e9", b"}]}", b"data: "])
 alike = st.lists(
-    st.tuples(st.integers(1, 400), usual_texts.map(lambda text: USUAL % text) | st.sampled_from(UNUSUAL)), max_size=8
+    st.tuples(st.integers(1, 3) | st.integers(1, 400), usual_texts.map(lambda text: USUAL % text) | st.sampled_from(UNUSUAL)),
+    max_size=8,
 )
 
 
 @given(runs=alike, size=st.sampled_from([1_000, 16_384, 40_000]))
 def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int) -> None:
-    """The first 32 KB are read exactly, and usage always is. The rest is estimated from a part of each step."""
+    """They are read as one by one."""
     stream = b"".join([event * many for many, event in runs])
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     alone = EventReader()
@@ -497,15 +503,12 @@ def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int
     together = read(chunks, EventReader)
     assert isinstance(together, EventReader)
     together._examine_fed()
-    assert (together._input, together._output) == (alone._input, alone._output)
-    assert abs(together._text - alone._text) <= max(0, len(stream) - 32_768) * 0.7
-    if len(stream) <= 32_768 or len(runs) == 1:
-        assert together._text == alone._text
+    assert (together._input, together._output, together._text) == (alone._input, alone._output, alone._text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_of_a_long_stream_is_estimated(kind: str) -> None:
-    """Also where texts become longer, events get quotes, or other events come between."""
+def test_text_of_a_long_stream(kind: str) -> None:
+    """Texts become longer, events get quotes, and other events come between."""
     rnd, many = random.Random(5), 6_000
     stream = events_of(kind, many, stream_options=None).split(b"\n\n")
     text = 0
@@ -516,8 +519,26 @@ def test_text_of_a_long_stream_is_estimated(kind: str) -> None:
             text += len(word.encode())
         if place % 500 == 499:
             stream[place] += b"\n\n: ping"
-    reader = read([event + b"\n\n" for event in stream[: many - 3]])
-    assert reader.arrived == pytest.approx(text / 4, rel=0.1)
+    reader = read([event + b"\n\n" for event in stream])
+    assert reader.arrived == math.ceil(text / 4)
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        [delta("~" * 20), other("z" * 2_000)],
+        [*[delta("~" * 20)] * 100, other("z" * 16_000)],
+        [*[delta("~" * 20)] * 40, other("z" * 8_000)],
+        [*[delta("~")] * 40, *[delta("~" * 9_000)] * 2],
+    ],
+    ids=["as many others", "a long other", "a shorter other", "texts of two sizes"],
+)
+@pytest.mark.parametrize("size", [1_000, 16_384, 40_000])
+def test_what_comes_between_hides_no_text(several: list[bytes], size: int) -> None:
+    """The caller may have asked for other events, for texts of certain sizes, and for no usage."""
+    stream = b"".join(several * (1_000_000 // sum(map(len, several))))
+    reader = read([stream[at : at + size] for at in range(0, len(stream), size)])
+    assert reader.arrived == math.ceil(stream.count(b"~") / 4)
 
 
 other_lines = st.lists(

@@ -681,6 +681,17 @@ def test_requests_are_searched_for_a_proxy_ever_more_seldom(
     assert codes(caplog) == ["LG006"] * logged
 
 
+@pytest.mark.parametrize("key", ["global", "ip"])
+def test_a_probe_hides_no_proxy_from_an_adaptive_limit(stage: Stage, caplog: pytest.LogCaptureFixture, key: str) -> None:
+    """All requests have one path, and the first comes from a health check that passes no proxy."""
+    it = stage.site(Rule("api", "9999/second", key=[key], adaptive=True))
+    it.ask()
+    assert codes(caplog) == []
+    for _ in range(3):
+        it.ask(headers=XFF)
+    assert codes(caplog) == ["LG006"]
+
+
 def test_a_client_that_names_itself_hides_no_proxy(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     """A request whose header names its own peer, as servers leave it that have resolved it, does not end the search."""
     it = stage.site(Rule("all", "9999/second"))

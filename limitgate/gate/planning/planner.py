@@ -25,7 +25,7 @@ from limitgate.gate.planning.prepared import (
     RuleMatch,
     keep,
 )
-from limitgate.http.client_ip import Hop
+from limitgate.http.client_ip import Hop, TrustedProxies
 from limitgate.http.paths import PathIndex, Reach, beyond, segments, with_empty_segments
 from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
@@ -129,7 +129,7 @@ class Planner:
         self.asks_user: bool = any(rule.key_asks("user") for rule in every)
         self.adapts: bool = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
         """True if an adaptive limit was seen."""
-        self.trusts_proxies: bool = identities.proxies.trust_anybody
+        self.proxies: TrustedProxies = identities.proxies
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
         self._given = GivenLimits(names)
@@ -315,9 +315,6 @@ class Planner:
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
         match = self._match(tier, request.method, request.sent, request.root)
-        if self.adapts and not self.trusts_proxies:
-            # Samples LG006: an adaptive limit takes the peer for the client, whatever the key of its rule.
-            request.resolved_client()
         asks_route = match is not EXEMPT and (match.asks_route or self._routes.decorated())
         template, marks = self._route(request) if asks_route else (None, ())
         prepared = self._prepared_with(tier, request, match, template, marks)

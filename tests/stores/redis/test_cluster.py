@@ -230,7 +230,8 @@ def test_refused_crowds_soon_cost_no_calls(open_door: Opener, cluster: RedisClus
         assert not any(reading.admitted for reading in door.crowd(plans))
         return cluster.calls() - calls
 
-    eventually(lambda: cost() <= several // 10, "crowds that cost no calls")
+    # One may be cheap by chance.
+    eventually(lambda: max(cost(), cost()) <= several // 10, "crowds that cost no calls")
 
 
 @pytest.mark.parametrize("idle", [{"cost": 0}, {"binding": False}], ids=["cost 0", "a full shadow"])
