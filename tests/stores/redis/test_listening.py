@@ -241,7 +241,7 @@ class Starved:
         return getattr(self._real, name)
 
     def recv(self, most: int) -> bytes:
-        select.select([self._real], [], [], PATIENT)
+        select.select([self._real], [], [], 1.0)
         time.sleep(self._late)
         received: bytes = self._real.recv(most)
         return received
