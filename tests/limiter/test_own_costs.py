@@ -182,7 +182,7 @@ def test_what_is_no_own_cost_is_an_error(limit: Any, error: type[Exception], mes
 
 
 def test_hit_up_to_needs_limits_without_own_costs() -> None:
-    with pytest.raises(ConfigError, match="expected .*hit or reserve"):
+    with pytest.raises(ConfigError, match=r"expected .*hit or reserve"):
         Limiter(MemoryStore()).hit_up_to("key", ("1000/week", 9), cost=3)
 
 
