@@ -88,12 +88,15 @@ def notes(figures: Figures) -> list[str]:
     return found
 
 
+_NOT_ONE = "no client is being refused"
+
+
 def headline(figures: Figures) -> str:
     if figures["empty"]:
         return str(figures["empty"])
     most = figures["headline"]
     if most is None:
-        return "no client is being refused"
+        return _NOT_ONE
     rate = f" {most['per_second']:,.1f} times/s" if most["per_second"] else ""
     tier = "" if most["tier"] == "default" else f" of tier {most['tier']}"
     does, rule = ("would be refused", "shadow rule") if most["shadow"] else ("is refused", "rule")
@@ -101,7 +104,7 @@ def headline(figures: Figures) -> str:
         f"{most['who']} {does}{rate} under {rule} {most['rule']}{tier} since {_clock(most['since'])} "
         f"({seconds(max(1.0, round(figures['at'] - most['since'])))}), {_count(most)} times"
     )
-    return f"nobody is being refused; {found}" if most["shadow"] else found
+    return f"{_NOT_ONE}; {found}" if most["shadow"] else found
 
 
 def _clock(at: float) -> str:

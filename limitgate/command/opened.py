@@ -17,9 +17,7 @@ from limitgate.gate.journal import Journal
 from limitgate.limits.limit import as_seconds
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings
-from limitgate.stores.base import (
-    SyncConfigStore,
-)
+from limitgate.stores.base import SyncConfigStore
 
 if TYPE_CHECKING:
     from limitgate.command.service import Service

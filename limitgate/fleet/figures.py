@@ -168,7 +168,7 @@ def _rules(living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
 
 
 def _is_shadow(states: Sequence[RuleState]) -> bool:
-    """Processes of an older version, or that have still to load the rules, don't say so of their rule."""
+    """Older versions, and processes that have yet to load the rules, don't report a rule as a shadow rule."""
     others = [each for each in states if each.would_refuse is None]
     return len(others) < len(states) and not any(each.refused for each in others)
 

@@ -182,7 +182,7 @@ class GateState:
             yield calls
 
     def _claim(self) -> None:
-        """Of a fleet's gates that share a store or the process, the first that writes tells of it, because readers add up."""
+        """Only the first gate that writes reports a shared store and the process, because readers add up the snapshots."""
         url = url_of(self._store)
         with _process.lock:
             self._speaks_for_store = self._claims(self._store, None, self._forget_store)

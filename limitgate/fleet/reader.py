@@ -124,7 +124,7 @@ class FleetReader:
         try:
             yield ConfigRequest(f"{self._key}:probe", "", lasts=1), self._timeout
         except StoreError as error:
-            # Whoever looks may have fewer rights than the service.
+            # The viewer may have fewer rights than the service.
             self._writes, self._cannot_write = (False, str(error)) if error.is_unwritable else (None, None)
 
     def _note_failure(self, error: StoreError) -> None:
@@ -165,8 +165,8 @@ class FleetReader:
         if isinstance(self._store, MemoryStore):
             return "memory:// shows only this process, and no gate in it uses this store, or the option fleet is off"
         return (
-            f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service runs, it uses "
-            "another store, database or key_prefix, or its option fleet is off"
+            f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service is running, "
+            "it uses another store, database or key_prefix, or its option fleet is off"
         )
 
 

@@ -194,9 +194,9 @@ function showRevisions({processes, processes_in_all: all, processes_behind: behi
 function showHeadline({headline: most, empty, refused_per_second: refused}) {
   const line = $("headline");
   const words = most
-    ? [...(most.shadow ? ["Nobody is refused. "] : []), ["b", most.who], most.shadow ? " would be refused most, by the shadow rule " : " is refused most, by rule ",
+    ? [...(most.shadow ? ["No client is refused. "] : []), ["b", most.who], most.shadow ? " would be refused most, by the shadow rule " : " is refused most, by rule ",
       ["b", most.rule], `, since ${clock(most.since)} (${lasting(Math.floor(shown.at) - Math.floor(most.since))})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
-    : [empty ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "Nobody is refused."];
+    : [empty ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "No client is refused."];
   const key = JSON.stringify(words);
   if (line.dataset.key === key) return;
   line.dataset.key = key;

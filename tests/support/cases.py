@@ -1,4 +1,4 @@
-"""Tables of cases in one test: a pytest item for each row would cost more than what it looks at."""
+"""Tables of cases in one test: a pytest item for each row would take longer than its assertions."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_shadow_rules_refuse_nobody(fleet: Fleet) -> None:
     rates: Any = ({}, {f"{1:032x}": 2.5})
     fleet.write(snapshot(1, rules=[rule(entry(1, 30), name="new", refused=0, would_refuse=30, rates=rates)]))
     shown = fleet.run("top").stdout
-    assert shown.startswith("nobody is being refused; ip=1 would be refused 2.5 times/s under shadow rule new since ")
+    assert shown.startswith("no client is being refused; ip=1 would be refused 2.5 times/s under shadow rule new since ")
     assert "30 in shadow" in shown
     assert "new (shadow)" in shown
 
