@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
 
 from limitgate.stores.redis.session import Session
@@ -29,7 +28,6 @@ class Network:
         """Chance that a reply arrives in two pieces."""
         self.away: set[tuple[str, str]] = set()
         """Processes and servers that do not reach each other."""
-        self.numbers = itertools.count(1)
         self.hurt = 0
         """How many connections have been harmed."""
 
@@ -80,7 +78,6 @@ class Link:
     def __init__(self, network: Network, process: Process, server: Server) -> None:
         self.network, self.process, self.server = network, process, server
         self.world = network.world
-        self.number = next(network.numbers)
         self.unread = 0
         self.is_open = True
         """False once the process has closed it or has heard of its end."""
@@ -91,7 +88,7 @@ class Link:
         self._waiting: list = []
         self._pending: deque = deque()
         self._ended = self._is_torn = False
-        server.links.add(self)
+        server.links[self] = None
 
     # --- the transport ---
 
@@ -142,7 +139,7 @@ class Link:
             # Bytes in flight may still arrive.
             if self.world.rng.random() < 0.5:
                 self.is_dead = True
-            self.server.links.discard(self)
+            self.server.links.pop(self, None)
             self.process.loop.call_soon(self._lost)
 
     close = abort
@@ -213,7 +210,7 @@ class Link:
 
     def cut(self) -> None:
         """Close the server's end. The process receives the end unless the network dropped the connection."""
-        self.server.links.discard(self)
+        self.server.links.pop(self, None)
         self.network.hurt += 1
         if self.is_dead:
             return

@@ -468,9 +468,9 @@ def _kill(s: Scenario) -> None:
         process, _ = s.rng.choice(s.alive())
         s.world.note(f"{process} is killed")
         process.kill()
-        for link in sorted(s.server.links, key=lambda each: each.number):
+        for link in list(s.server.links):
             if link.process is process:
-                s.server.links.discard(link)
+                del s.server.links[link]
         s.begin_process()
 
 

@@ -13,8 +13,8 @@ from limitgate.limits.template import OF_ANY, PlainRefund, PlainSpend, whole
 from limitgate.stores.redis import plain
 from tests.simulation.world import BEGAN, World
 
-MAX_BUCKETS = 4096
-"""The store then has one dictionary, whose order does not depend on how texts hash."""
+MAX_BUCKETS = 4095
+"""The store then has one dictionary: which of several a key falls into depends on the hash seed."""
 
 DECLINES = 0.01
 """Share of plain plans that a script declines without need, as if another version had written the bucket."""
@@ -74,7 +74,7 @@ class Server:
         self.slowness_us = 0
         self.steps: list[tuple[int, int, int]] = []
         """When its clock was stepped, a number for the order, and by how much."""
-        self.links: set[Any] = set()
+        self.links: dict[Any, None] = {}
         self.relieved: dict[str, tuple[int, str]] = {}
         """Time of the last loss of debt, and its process, by key."""
         self.vanished: list[tuple[int, int, str, Any, str, tuple[int, ...]]] = []
@@ -121,7 +121,7 @@ class Server:
         self._scripts.clear()
         self._queue.clear()
         self.frozen_until = 0.0
-        for link in sorted(self.links, key=lambda each: each.number):
+        for link in list(self.links):
             link.cut()
 
     def empty(self, why: str) -> None:

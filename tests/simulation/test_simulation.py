@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from limitgate import AsyncLimiter
@@ -45,6 +49,21 @@ def test_a_seed_is_one_history():
         first, again = [simulate(7, keeps_history=True) for _ in range(2)]
     assert first.history == again.history
     assert (first.steps, first.us) == (again.steps, again.us)
+
+
+def test_a_seed_is_one_history_whatever_texts_hash_to():
+    code = """
+from tests.simulation.installed import worlds
+from tests.simulation.scenario import simulate
+with worlds():
+    for seed in (7, 74, 75):
+        print(*simulate(seed, keeps_history=True).history, sep="\\n")
+"""
+    first, again = [
+        subprocess.check_output([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("1", "2")
+    ]
+    assert first == again
+    assert first.count(b"\n") > 100
 
 
 def test_nothing_stays_of_a_world():

@@ -87,7 +87,7 @@ class Batcher:
         self._is_gathering = False
         """Until `_flush`."""
         self._connection: AsyncConnection | None = None
-        self._connections: set[AsyncConnection] = set()
+        self._connections: dict[AsyncConnection, None] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0, 0
         """Start, and `ListeningClock.sleeps` then."""
@@ -355,7 +355,7 @@ class Batcher:
 
     def lost(self, connection: AsyncConnection) -> None:
         """Resend or fail batches, see `session`."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._no_longer_use(connection)
         lost = store_error(ConnectionResetError("the connection was lost"))
         failed = False
@@ -413,7 +413,7 @@ class Batcher:
             return
         self._silence.break_()
         self._connection = connection
-        self._connections.add(connection)
+        self._connections[connection] = None
         if silent is not None and is_dropped:
             self._doubts.confirmed()
             silent.replace()
