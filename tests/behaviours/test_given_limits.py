@@ -24,7 +24,7 @@ from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller
 from tests.routes.test_overview import listed
 from tests.support.clock import Clock
-from tests.support.doors import SITES, ASGISite, Site, WSGISite, asgi_reply, wsgi_reply
+from tests.support.doors import PEER, SITES, ASGISite, Site, WSGISite, asgi_reply, wsgi_reply
 
 PLANS: dict[str, Any] = {
     "text": "2/minute",
@@ -130,6 +130,29 @@ def test_what_was_used_stays_when_limits_change(opened: Any) -> None:
     assert it.statuses(3, headers={"X-Plan": "2/minute"}) == [200, 200, 429]
     assert it.statuses(5, headers={"X-Plan": "4/minute"}) == [200, 200, 429, 429, 429]
     assert it.statuses(1, headers={"X-Plan": "2/minute"}) == [429]
+
+
+@pytest.mark.parametrize("algorithm", ["gcra", "fixed_window", "sliding_window", "sliding_log"])
+def test_refund_after_the_limits_have_changed_gives_back_what_was_charged(algorithm: str) -> None:
+    """The outer request is charged under one limit, and its bucket has another one when it is given back."""
+
+    def app(environ: Any, start_response: Any) -> list[bytes]:
+        if environ["PATH_INFO"] == "/outer":
+            ask("/inner", "40/hour")
+        start_response("200 OK" if environ["PATH_INFO"] == "/outer" else "401 Unauthorized", [("Content-Type", "text/plain")])
+        return []
+
+    def ask(path: str, plan: str, peer: str = PEER) -> int:
+        return int(wsgi_reply(gate, path, headers={"X-Plan": plan}, peer=peer).headers["x-ratelimit-remaining"])
+
+    def identify(request: Any) -> Caller:
+        return Caller("me", limits={"api": Limit(request.headers["x-plan"], algorithm=algorithm)})
+
+    rule = Rule("api", "5/minute", key=["ip"], cost=3, charge_if={"status": [401]})
+    gate = LimitGateWSGI(app, rules=[rule], identify=identify, store=MemoryStore(Clock()))
+    assert ask("/another client", "10/minute", "192.0.2.9") == 7
+    assert ask("/outer", "10/minute") == 7
+    assert ask("/after", "40/hour") == 34
 
 
 @pytest.mark.parametrize(
