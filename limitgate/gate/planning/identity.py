@@ -159,10 +159,6 @@ class Identities:
             return subject.caller.id if subject.caller else None
         return presented
 
-    def _with_key(self, request: Request) -> Caller | None:
-        presented = self._presented(request) if self._lists_keys else None
-        return None if presented is None else self._callers.with_key(presented)
-
     def _presented(self, request: Request) -> str | None:
         value = request.opened_headers().identity(self._api_key_header)
         if self._api_key_header == "authorization":
