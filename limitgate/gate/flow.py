@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
@@ -30,7 +31,38 @@ class Awaited(NamedTuple):
         return TypeError(self.otherwise)
 
 
-def limits_awaited(limits: Awaitable[Any]) -> Awaited:
+class PendingLimits:
+    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
+
+    __slots__ = ("_given", "_keys")
+
+    def __init__(self, request: Request, keys: Sequence[int] | None = None) -> None:
+        self._given = given = {} if request.given_limits is None else request.given_limits
+        self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._complete().__await__()
+
+    async def _complete(self) -> None:
+        try:
+            for key in self._keys:
+                if isawaitable(limits := self._given[key]):
+                    self._given[key] = await limits
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remaining coroutines would warn."""
+        for key in self._keys:
+            if isawaitable(self._given[key]):
+                getattr(self._given[key], "close", bool)()
+
+
+def limits_awaited(limits: PendingLimits) -> Awaited:
     return Awaited(limits, "the callable that returns a rule's limits is async, expected a plain function under WSGI")
 
 

@@ -8,8 +8,10 @@ from operator import itemgetter
 from typing import Any
 
 from limitgate.errors import ConfigError
+from limitgate.gate.flow import PendingLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.compiled_rule import AdaptiveLimits, CompiledRule
+from limitgate.gate.planning.given_limits import GivenLimits
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.prepared import (
     EXEMPT,
@@ -17,9 +19,7 @@ from limitgate.gate.planning.prepared import (
     AdaptiveMatch,
     CompiledRules,
     ConditionalPlans,
-    GivenLimits,
     GivenPlans,
-    PendingLimits,
     PreparedPlan,
     RequestPlan,
     RuleMatch,
