@@ -119,13 +119,8 @@ class Identities:
         return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        caller = self.caller(request, identified)
+        caller = self.listed(request) if identified is None and self._callers else identified
         return Subject(request, caller, self.tier_of(caller), self)
-
-    def caller(self, request: Request, identified: Caller | None) -> Caller | None:
-        if identified is None:
-            return self.listed(request) if self._callers else None
-        return identified
 
     def listed(self, request: Request) -> Caller | None:
         if not request.opened_headers().have_any(self._telling):

@@ -157,9 +157,7 @@ class Planner:
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
-        if caller is not None:
-            caller = identities.caller(request, caller)
-        elif self._has_callers:
+        if caller is None and self._has_callers:
             caller = identities.listed(request)
         if caller is not None:
             request.caller = caller
