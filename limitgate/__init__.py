@@ -1,14 +1,14 @@
 """Rate limiting for Python web services: one exact decision about all limits of a request, in one round trip to Redis.
 
-A request passes from top to bottom. docs/architecture.md describes each module.
+A request passes from top to bottom. docs/architecture.md describes each module, and lists where each decision is made.
 
     middleware.py    LimitGate (ASGI) and LimitGateWSGI, the entry points for requests
-    exchange/        connects application and server
-    http/            requests, client addresses, paths, responses; pure
+    exchange/        adds rate fields to responses and sends refusals, between application and server
+    http/            requests, client addresses, paths, rate fields, the 429; pure
     routes/          routes of the frameworks
     rules/           rules, tiers, callers, rule files, options, decorators
     keys.py          turns the parts of a key into the digest that names a bucket
-    gate/            decides about requests
+    gate/            admits, refuses and refunds; planning/, outages, slots, and lifecycle/ for start and reload
     stores/          carry out plans and return readings, the only I/O: memory, and redis/
     algorithms/      one pure module per algorithm, with a counterpart in lua/
     limits/          limits, buckets, plans, decisions; pure

@@ -1,7 +1,8 @@
 """Turns the parts of a composite key into the digest that names a bucket.
 
-Values are encoded with name and length, so that none imitates another part or a separator. The client's address replaces a
-missing part under a reserved name, so that omitting a part opens no new or shared bucket.
+Values are encoded with name and length, so that none imitates another part or a separator. A header counts with all its lines,
+joined by commas and without white space around them; an empty one is missing. The client's address replaces a missing part
+under a reserved name, so that omitting a part opens no new or shared bucket.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ LAYERS = (
     "gate.flow",
     "gate.planning keys",
     "gate",
-    "gate.lifecycle fleet.figures fleet.reader fleet.exporter",
+    "gate.lifecycle fleet.publisher fleet.figures fleet.reader fleet.exporter",
     "exchange",
     "middleware limiter",
     "fleet.actions llm outbound django fastapi flask forward opentelemetry prometheus",

@@ -16,13 +16,14 @@ from limitgate.errors import StoreError
 from limitgate.fleet.gate_state import GateState, Watched
 from limitgate.fleet.snapshot import Snapshot, encode
 from limitgate.fleet.tally import MUCH, PERIOD, Tally
+from limitgate.gate.flow import ConfigFlow, arun, run
 from limitgate.internal_errors import logged_errors
 from limitgate.observing.counts import Counts
 from limitgate.process import switch
 from limitgate.process.background import Poller
 from limitgate.process.clock import begin, monotonic
 from limitgate.process.forking import get_ready_for_forks, reset_in_children, resume_after_forks
-from limitgate.stores.base import AsyncFleetStore, FleetRequest, StoredFleet, SyncFleetStore, fleet_key
+from limitgate.stores.base import AsyncFleetStore, FleetRequest, SyncFleetStore, fleet_key
 
 EVERY: Final = 2.0
 """Seconds."""
@@ -123,13 +124,13 @@ class Publisher:
             return
         self._next_look(loop, self._count())
         if self._is_due() and (self._task is None or self._task.done()):
-            self._task = begin(self._awrite())
+            self._task = begin(arun(self._store, self._writing()))
 
     def poll(self) -> None:
         """`look`, called by a thread."""
         self._poller.seconds = self._count()
         if self._is_due():
-            self._write()
+            run(self._store, self._writing())
 
     def _count(self) -> float:
         """An idle process wakes up for snapshots only."""
@@ -154,25 +155,18 @@ class Publisher:
             self._closings, self._seen_at_close = closings, seen
         return seen == self._seen_at_close
 
-    def _write(self) -> None:
+    def _writing(self) -> ConfigFlow[None]:
         with logged_errors():
             request, began = self._request(), monotonic()
             try:
-                stored = self._store.fleet(request, TIMEOUT)
+                stored = yield request, TIMEOUT
             except StoreError:
                 self._failed()
             else:
-                self._noted(stored, monotonic() - began)
-
-    async def _awrite(self) -> None:
-        with logged_errors():
-            request, began = self._request(), monotonic()
-            try:
-                stored = await self._store.afleet(request, TIMEOUT)
-            except StoreError:
-                self._failed()
-            else:
-                self._noted(stored, monotonic() - began)
+                self._written += 1
+                self._state.latency = monotonic() - began
+                self._processes = stored.processes
+                self._pause = EVERY
 
     def _request(self) -> FleetRequest:
         budget = budget_of(self._processes)
@@ -184,12 +178,6 @@ class Publisher:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self._due = monotonic() + self._pause
 
-    def _noted(self, stored: StoredFleet, seconds: float) -> None:
-        self._written += 1
-        self._state.latency = seconds
-        self._processes = stored.processes
-        self._pause = EVERY
-
     async def aend(self) -> None:
         timer, self._timer, self._loop = self._timer, None, None
         if timer is not None:
@@ -199,11 +187,7 @@ class Publisher:
             await asyncio.wait([self._task])
         request = self._last()
         if request is not None and isinstance(self._store, AsyncFleetStore):
-            with logged_errors():
-                try:
-                    await self._store.afleet(request, _LAST)
-                except StoreError:
-                    self.failures += 1
+            await arun(self._store, self._ending(request))
 
     def end(self) -> None:
         """Write the last snapshot from a thread."""
@@ -212,11 +196,14 @@ class Publisher:
         self._poller.stop()
         request = self._last()
         if request is not None and not self._is_closed():
-            with logged_errors():
-                try:
-                    self._store.fleet(request, _LAST)
-                except StoreError:
-                    self.failures += 1
+            run(self._store, self._ending(request))
+
+    def _ending(self, request: FleetRequest) -> ConfigFlow[None]:
+        with logged_errors():
+            try:
+                yield request, _LAST
+            except StoreError:
+                self.failures += 1
 
     def _last(self) -> FleetRequest | None:
         if not self._written or self._state.pid != os.getpid() or self._state.is_gone:

@@ -62,7 +62,7 @@ class FleetReader:
 
     def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
-        self._reading: asyncio.Future[Figures] | None = None
+        self._under_way: asyncio.Future[None] | None = None
         self._read_at = -math.inf
 
     def expire(self) -> None:
@@ -71,45 +71,35 @@ class FleetReader:
     def read(self) -> Figures:
         """Return the figures, 1 to 10 seconds old depending on the fleet. Needs a sync store."""
         with self._lock:
-            if self._figures is None or monotonic() - self._read_at > self._fresh:
-                began = monotonic()
-                try:
-                    stored = self._store.fleet(FleetRequest(self._key), self._timeout)
-                    seconds = monotonic() - began
-                    if self._wants_besides():
-                        run(self._store, self._read_besides())
-                except StoreError as error:
-                    self._note_failure(error)
-                else:
-                    self._note(stored, seconds)
-                self._read_at = monotonic()
+            if not self._is_fresh:
+                run(self._store, self._reading())
             return self._figures or {}
 
     async def aread(self) -> Figures:
         """`read` for an async store. Concurrent callers share a reading."""
-        if self._figures is not None and monotonic() - self._read_at <= self._fresh:
-            return self._figures
-        reading, loop = self._reading, asyncio.get_running_loop()
-        if reading is None or reading.done() or reading.get_loop() is not loop:
-            reading = self._reading = loop.create_task(self._aread())
-        return await asyncio.shield(reading)
+        if not self._is_fresh:
+            reading, loop = self._under_way, asyncio.get_running_loop()
+            if reading is None or reading.done() or reading.get_loop() is not loop:
+                reading = self._under_way = loop.create_task(arun(self._store, self._reading()))
+            await asyncio.shield(reading)
+        return self._figures or {}
 
-    async def _aread(self) -> Figures:
+    @property
+    def _is_fresh(self) -> bool:
+        return self._figures is not None and monotonic() - self._read_at <= self._fresh
+
+    def _reading(self) -> ConfigFlow[None]:
         began = monotonic()
         try:
-            stored = await self._store.afleet(FleetRequest(self._key), self._timeout)
+            stored = yield FleetRequest(self._key), self._timeout
             seconds = monotonic() - began
-            if self._wants_besides():
-                await arun(self._store, self._read_besides())
+            if monotonic() >= self._next_besides:
+                yield from self._read_besides()
         except StoreError as error:
             self._note_failure(error)
         else:
             self._note(stored, seconds)
         self._read_at = monotonic()
-        return self._figures or {}
-
-    def _wants_besides(self) -> bool:
-        return monotonic() >= self._next_besides
 
     def _read_besides(self) -> ConfigFlow[None]:
         """Read bans, and see whether the store can be written to: limits are not applied if it can't."""

@@ -10,7 +10,8 @@ from limitgate.fleet.tally import MOST
 from limitgate.gate.flow import Budget, Flow
 from limitgate.gate.permits import Permits
 from limitgate.gate.planning.active_rules import ActiveRules
-from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan, costs_by
+from limitgate.gate.planning.costs_by_outcome import costs_by_outcome
+from limitgate.gate.planning.prepared import PreparedPlan, RequestPlan
 from limitgate.http.rate_fields import Fields, Numbers, RawFields, full_at, raw, raw_x_ratelimit, x_ratelimit
 from limitgate.http.request import Request
 from limitgate.http.response import Refusal, unavailable
@@ -431,7 +432,7 @@ class Admission:
             return [0] * len(charged.plan.charges)
         request_plan = charged.request_plan
         planned = request_plan.plan.charges if request_plan.plan else ()
-        costs = costs_by(
+        costs = costs_by_outcome(
             planned,
             request_plan.compiled_rules,
             self._settled_by,

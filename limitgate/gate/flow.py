@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any, NamedTuple, TypeVar
 
 from limitgate.errors import ConfigError, StoreError
@@ -12,7 +13,7 @@ from limitgate.limits.plan import Reading
 from limitgate.limits.template import AnyPlan
 from limitgate.process.clock import monotonic
 from limitgate.stores import AsyncStore, SyncStore
-from limitgate.stores.base import AsyncConfigStore, ConfigRequest, StoredConfig, SyncConfigStore
+from limitgate.stores.base import AsyncConfigStore, ConfigRequest, FleetRequest, StoredConfig, StoredFleet, SyncConfigStore
 
 Wish = TypeVar("Wish")
 Result = TypeVar("Result")
@@ -30,14 +31,47 @@ class Awaited(NamedTuple):
         return TypeError(self.otherwise)
 
 
-def limits_awaited(limits: Awaitable[Any]) -> Awaited:
+class PendingLimits:
+    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
+
+    __slots__ = ("_given", "_keys")
+
+    def __init__(self, request: Request, keys: Sequence[int] | None = None) -> None:
+        self._given = given = {} if request.given_limits is None else request.given_limits
+        self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._complete().__await__()
+
+    async def _complete(self) -> None:
+        try:
+            for key in self._keys:
+                if isawaitable(limits := self._given[key]):
+                    self._given[key] = await limits
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remaining coroutines would warn."""
+        for key in self._keys:
+            if isawaitable(self._given[key]):
+                getattr(self._given[key], "close", bool)()
+
+
+def limits_awaited(limits: PendingLimits) -> Awaited:
     return Awaited(limits, "the callable that returns a rule's limits is async, expected a plain function under WSGI")
 
 
 Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 """Yields a plan and a timeout in seconds, or an `Awaited`."""
-ConfigFlow = Generator[tuple[AnyPlan | ConfigRequest, float] | Awaited, Any, T]
-"""May also yield a `ConfigRequest`."""
+AnyRequest = AnyPlan | ConfigRequest | FleetRequest
+ConfigFlow = Generator[tuple[AnyRequest, float] | Awaited, Any, T]
+"""May also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
+_KEPT = (ConfigRequest, FleetRequest)
 
 
 def body_read(request: Request, most: int) -> Flow[None]:
@@ -85,7 +119,7 @@ class Budget:
             raise StoreError("no time was left to ask the store again", "timeout")
         return min(timeout, self.left)
 
-    def deduct(self, outcome: Reading | StoredConfig | StoreError, began: float) -> None:
+    def deduct(self, outcome: Reading | StoredConfig | StoredFleet | StoreError, began: float) -> None:
         self.left -= outcome.waited if self._is_measured else monotonic() - began
 
 
@@ -125,14 +159,16 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
     """Run a flow, within a budget if given."""
     budget = budget or Budget(math.inf, measured=True)
 
-    def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
+    def fulfil(wish: tuple[AnyRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             raise wish.refused()
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if not isinstance(request, ConfigRequest):
+            if not isinstance(request, _KEPT):
                 answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
+            elif isinstance(request, FleetRequest):
+                answer = store.fleet(request, budget.within(wish[1]))  # type: ignore[attr-defined]  # See `ConfigFlow`.
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
             else:
@@ -149,14 +185,16 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
 def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> Coroutine[Any, Any, T]:
     budget = budget or Budget(math.inf, measured=True)
 
-    async def fulfil(wish: tuple[AnyPlan | ConfigRequest, float] | Awaited) -> Any:
+    async def fulfil(wish: tuple[AnyRequest, float] | Awaited) -> Any:
         if isinstance(wish, Awaited):
             return await wish.awaitable
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if not isinstance(request, ConfigRequest):
+            if not isinstance(request, _KEPT):
                 answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
+            elif isinstance(request, FleetRequest):
+                answer = await store.afleet(request, budget.within(wish[1]))  # type: ignore[attr-defined]  # See `ConfigFlow`.
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))
             else:

@@ -13,11 +13,11 @@ from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
 from limitgate.gate import nesting, outage, refunds, refusals
 from limitgate.gate.admission import Admission, PermitWait, Turn
 from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
-from limitgate.gate.flow import Awaited, Flow, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
+from limitgate.gate.flow import Awaited, Flow, PendingLimits, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.planning.active_rules import ActiveRules
 from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
-from limitgate.gate.planning.prepared import PendingLimits, PreparedPlan
+from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.gate.turns import Turns
 from limitgate.http.request import BodyWanted, Request, Wanted
 from limitgate.limits.decision import Decision, deferred, set_in_force

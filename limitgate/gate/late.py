@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from limitgate.errors import BodyError, ConfigError, HeadersTooLargeError
 from limitgate.gate.admission import Admission, Turn
 from limitgate.gate.charging import refuse_unread
-from limitgate.gate.flow import Budget, Flow, body_read, limits_awaited
+from limitgate.gate.flow import Budget, Flow, PendingLimits, body_read, limits_awaited
 from limitgate.gate.gate import Gate
 from limitgate.gate.planning.planner import LateLimit
-from limitgate.gate.planning.prepared import NO_CHARGES, PendingLimits, RequestPlan
+from limitgate.gate.planning.prepared import NO_CHARGES, RequestPlan
 from limitgate.http.body import UNREAD
 from limitgate.http.request import BodyWanted
 from limitgate.http.response import Refusal

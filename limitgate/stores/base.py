@@ -113,7 +113,7 @@ class SyncConfigStore(SyncStore, Protocol):
 
 
 @runtime_checkable
-class SyncFleetStore(Protocol):
+class SyncFleetStore(SyncStore, Protocol):
     """A `SyncStore` that also keeps the snapshots of processes."""
 
     def fleet(self, request: FleetRequest, timeout: float) -> StoredFleet:
@@ -121,7 +121,7 @@ class SyncFleetStore(Protocol):
 
 
 @runtime_checkable
-class AsyncFleetStore(Protocol):
+class AsyncFleetStore(AsyncStore, Protocol):
     """An `AsyncStore` that also keeps the snapshots of processes."""
 
     async def afleet(self, request: FleetRequest, timeout: float) -> StoredFleet:

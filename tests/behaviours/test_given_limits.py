@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from limitgate import Caller, ConfigError, Limit, LimitGate, LimitGateWSGI, MemoryStore, Rule, RuleSet, limit
 from limitgate.fastapi import RateLimit
-from limitgate.gate.planning.prepared import MOST_CALLERS
+from limitgate.gate.planning.given_limits import MOST_CALLERS
 from limitgate.messages.diagnostics import OncePerValue
 from limitgate.routes.overview import overview
 from limitgate.rules.callers import KnownCaller

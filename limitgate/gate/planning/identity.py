@@ -119,13 +119,8 @@ class Identities:
         return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        caller = self.caller(request, identified)
+        caller = self.listed(request) if identified is None and self._callers else identified
         return Subject(request, caller, self.tier_of(caller), self)
-
-    def caller(self, request: Request, identified: Caller | None) -> Caller | None:
-        if identified is None:
-            return self.listed(request) if self._callers else None
-        return identified
 
     def listed(self, request: Request) -> Caller | None:
         if not request.opened_headers().have_any(self._telling):
@@ -158,10 +153,6 @@ class Identities:
         if self._identifies:
             return subject.caller.id if subject.caller else None
         return presented
-
-    def _with_key(self, request: Request) -> Caller | None:
-        presented = self._presented(request) if self._lists_keys else None
-        return None if presented is None else self._callers.with_key(presented)
 
     def _presented(self, request: Request) -> str | None:
         value = request.opened_headers().identity(self._api_key_header)

@@ -8,8 +8,10 @@ from operator import itemgetter
 from typing import Any
 
 from limitgate.errors import ConfigError
+from limitgate.gate.flow import PendingLimits
 from limitgate.gate.planning.cardinality import CardinalityGuard
 from limitgate.gate.planning.compiled_rule import AdaptiveLimits, CompiledRule
+from limitgate.gate.planning.given_limits import GivenLimits
 from limitgate.gate.planning.identity import Identities, Subject
 from limitgate.gate.planning.prepared import (
     EXEMPT,
@@ -17,9 +19,7 @@ from limitgate.gate.planning.prepared import (
     AdaptiveMatch,
     CompiledRules,
     ConditionalPlans,
-    GivenLimits,
     GivenPlans,
-    PendingLimits,
     PreparedPlan,
     RequestPlan,
     RuleMatch,
@@ -157,9 +157,7 @@ class Planner:
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
-        if caller is not None:
-            caller = identities.caller(request, caller)
-        elif self._has_callers:
+        if caller is None and self._has_callers:
             caller = identities.listed(request)
         if caller is not None:
             request.caller = caller

@@ -6,36 +6,29 @@ from run time.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Container, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
-from inspect import isawaitable
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
 
-from limitgate.errors import ConfigError
 from limitgate.fleet.tally import Place, Queue, Tally
 from limitgate.gate.planning.compiled_rule import CompiledRule
+from limitgate.gate.planning.costs_by_outcome import costs_by_outcome
+from limitgate.gate.planning.given_limits import AS_WRITTEN, GivenLimits, is_short
 from limitgate.gate.planning.identity import Subject
 from limitgate.http.body import UNREAD
 from limitgate.http.rate_fields import Style, Writer, prepared_fields
 from limitgate.http.request import BodyWanted, Request
 from limitgate.keys import PreparedKey
 from limitgate.limits.bucket import NORMAL, Remembered
-from limitgate.limits.limit import Limit
 from limitgate.limits.plan import Charge, Plan
 from limitgate.limits.template import PlainRefund, PlainSpend, PlanTemplate, RefundTemplate
-from limitgate.messages.diagnostics import Diagnosis, OncePerValue
-from limitgate.messages.text import Names, shown
 from limitgate.observing.counts import Counts, RuleSeries
 from limitgate.observing.plain_counter import PlainCounter
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
-from limitgate.rules.options import read_limits
 from limitgate.rules.rule import Rule, unreplaced
 
 CompiledRules = tuple[CompiledRule, ...]
@@ -132,40 +125,6 @@ class RequestPlan(NamedTuple):
 NO_CHARGES = RequestPlan(None, ())
 Costs = tuple[int | tuple[int, ...] | None, ...]
 """Per rule, a tuple for limits with own costs; None if it depends on the request."""
-
-
-def costs_by(
-    charges: Sequence[Charge],
-    compiled_rules: Sequence[CompiledRule],
-    status: int | None,
-    *,
-    is_sent: bool,
-    told: Mapping[str | None, int | Sequence[int]] = MappingProxyType({}),
-    usage: tuple[int, int] | None = None,
-    any_has_own_cost: bool = False,
-) -> list[int]:
-    """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
-
-    A slot costs nothing once the response is sent. A cost without a rule is for rules with an own cost, or for all unless
-    ``any_has_own_cost``. ``usage`` has tokens, which reported costs override. ``status`` may be unknown.
-    """
-    costs = []
-    for charge, compiled_rule in zip(charges, compiled_rules):
-        rule, cost = compiled_rule.rule, charge.cost
-        if charge.bucket.has_slots:
-            cost = 0 if is_sent else cost
-        elif rule.charge_if and status is not None and not rule.charge_if.counts(status):
-            cost = 0
-        elif told or rule.token_kinds:
-            final = told.get(rule.name)
-            if final is None and (rule.has_own_cost or not any_has_own_cost):
-                final = told.get(None)
-            if final is not None:
-                cost = rule.final_cost(charge.bucket, cost, final)
-            elif rule.token_kinds:
-                cost = rule.cost_in_tokens(charge.bucket, cost, status, usage)
-        costs.append(cost)
-    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +282,7 @@ class PreparedPlan:
         found = self._refunds.get((status, is_sent))
         if found is None:
             charges = spent.template.charges
-            found = RefundTemplate(spent.template, costs_by(charges, self.charged_rules, status, is_sent=is_sent))
+            found = RefundTemplate(spent.template, costs_by_outcome(charges, self.charged_rules, status, is_sent=is_sent))
             keep(self._refunds, (status, is_sent), found, most=_MOST_REFUNDS)
         return found.of(spent)
 
@@ -366,6 +325,7 @@ class PreparedPlan:
 _NO_COSTS: dict[Costs, PreparedPlan | None] = {}
 _MOST_COSTS = 256
 _MOST_REFUNDS = 64
+_MOST_MET = 256
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
@@ -374,140 +334,6 @@ def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None
         with suppress(RuntimeError):
             kept.pop(next(iter(kept)), None)
     kept[key] = value
-
-
-_LONG = 200
-_MOST_MET = 256
-_AT_HAND = (str, Limit, list, tuple, type(None))
-_AS_WRITTEN = object()
-_TOLD = 200
-MOST_CALLERS = 10
-"""Logged for the same invalid limits of a rule."""
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-class PendingLimits:
-    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
-
-    __slots__ = ("_given", "_keys")
-
-    def __init__(self, request: Request, keys: Sequence[int] | None = None) -> None:
-        self._given = given = {} if request.given_limits is None else request.given_limits
-        self._keys = [key for key, limits in given.items() if isawaitable(limits)] if keys is None else keys
-
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self._complete().__await__()
-
-    async def _complete(self) -> None:
-        try:
-            for key in self._keys:
-                if isawaitable(limits := self._given[key]):
-                    self._given[key] = await limits
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Remaining coroutines would warn."""
-        for key in self._keys:
-            if isawaitable(self._given[key]):
-                getattr(self._given[key], "close", bool)()
-
-
-class AppliedLimits(NamedTuple):
-    compiled_rules: tuple[CompiledRule, ...]
-    pending: Sequence[int]
-    """Rules with limits to await."""
-    is_open: bool
-    """True if invalid limits may be logged again."""
-
-
-class _FaultyLimitsError(Exception): ...
-
-
-class GivenLimits:
-    """Applies limits from run time. ``names`` masks logged callers."""
-
-    def __init__(self, names: Names = "masked") -> None:
-        self._remembered = Remembered[tuple[CompiledRule, Any], CompiledRule]()
-        self._names: Names = names
-        self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
-        self._callers_logged: Counter[tuple[str, str]] = Counter()
-        """By rule and reason."""
-
-    def applied(
-        self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
-    ) -> AppliedLimits:
-        """Return the rules that limit a request, with its limits; ``own`` are the caller's.
-
-        Without ``remembers``, not cached. Raises `ConfigError` for invalid limits without written ones.
-        """
-        given = request.given_limits
-        found, pending, is_open = [], [], False
-        for compiled_rule in compiled_rules:
-            limited: CompiledRule | None = compiled_rule
-            limits: Any = _AS_WRITTEN
-            if own and compiled_rule.rule.name in own:
-                limits = own[compiled_rule.rule.name]
-            elif compiled_rule.limits_by is not None:
-                key = id(compiled_rule.written)
-                if given is None:
-                    given = request.given_limits = {}
-                if key not in given:
-                    given[key] = compiled_rule.limits_by(request)
-                limits = given[key]
-                if not isinstance(limits, _AT_HAND) and isawaitable(limits):
-                    pending.append(key)
-                    limits = _AS_WRITTEN
-            if limits is not _AS_WRITTEN:
-                try:
-                    limited = self._limited(compiled_rule, limits, remembers=remembers)
-                except _FaultyLimitsError as error:
-                    is_open |= self._report(compiled_rule.rule.name, str(error), request)
-                    limited = compiled_rule
-            if limited is not None:
-                found.append(limited)
-        return AppliedLimits(tuple(found), pending, is_open)
-
-    def _limited(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule | None:
-        """Raise `_FaultyLimitsError` if written limits can replace invalid ones."""
-        if limits is None:
-            return None
-        try:
-            if isinstance(limits, list):
-                limits = tuple(limits)
-            return self._remembered.values.get((compiled_rule, limits)) or self._read(
-                compiled_rule, limits, remembers=remembers
-            )
-        except (ConfigError, TypeError) as error:
-            name = compiled_rule.rule.name
-            reason = str(error) if isinstance(error, ConfigError) else f"{limits!r:.80} is not a limit"
-            if not compiled_rule.rule.every_limit:
-                raise ConfigError(f"rule {name!r}: invalid limits at run time: {reason}") from error
-            raise _FaultyLimitsError(reason[:_TOLD]) from error
-
-    def _report(self, rule: str, reason: str, request: Request) -> bool:
-        """Log the first callers. True if another one will be logged."""
-        fault = rule, _ADDRESS.sub("", reason)
-        if self._names == "off" or request.caller is None:
-            self._unreadable.log(fault, rule, reason)
-            return self._names != "off"
-        name = shown("caller", request.caller.id, self._names)
-        told = self._callers_logged[fault]
-        if told < MOST_CALLERS:
-            further = "" if told + 1 < MOST_CALLERS else "; further callers with this value are not logged"
-            if self._unreadable.log((*fault, request.caller.id), rule, f"{reason} (caller {name}{further})"):
-                self._callers_logged[fault] = told = told + 1
-        return told < MOST_CALLERS and not self._unreadable.is_full
-
-    def _read(self, compiled_rule: CompiledRule, limits: Any, *, remembers: bool) -> CompiledRule:
-        limited = compiled_rule.having_limits(read_limits(limits))
-        if remembers and not (isinstance(limits, str) and len(limits) > _LONG):
-            self._remembered.add((compiled_rule, limits), limited)
-        return limited
 
 
 @final
@@ -592,7 +418,7 @@ class GivenPlans:
             if name in own:
                 limits.append(own[name])
             elif limits_by is None:
-                limits.append(_AS_WRITTEN)
+                limits.append(AS_WRITTEN)
             else:
                 if key not in given:
                     given[key] = limits_by(request)
@@ -658,7 +484,3 @@ class ConditionalPlans:
             prepared = self._prepare(request, match.narrowed(request))
             keep(self._plans, met, prepared, most=_MOST_MET)
             return prepared
-
-
-def is_short(limits: Iterable[Any]) -> bool:
-    return sum([len(each if type(each) is str else repr(each)) for each in limits if each is not _AS_WRITTEN]) <= _LONG
