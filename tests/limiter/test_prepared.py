@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -109,7 +110,7 @@ def test_what_needs_more_is_planned_anew(kind: Any, limits: Any, cost: int) -> N
 
 def test_a_ban_is_seen_on_redis_by_the_next_hit(redis_server: RedisServer) -> None:
     """A hit looks for a ban in the same call that charges it, even if another process has just set it."""
-    with Limiter(RedisStore(redis_server.url)) as one, Limiter(RedisStore(redis_server.url)) as other:
+    with Limiter(redis_server.url) as one, Limiter(redis_server.url) as other:
         assert [one.hit("banned early", "5/day").remaining for _ in range(2)] == [4, 3]
         other.ban("banned early", 60)
         decision = one.hit("banned early", "5/day")
@@ -129,6 +130,6 @@ def test_a_hit_on_redis_is_a_plain_plan(redis_server: RedisServer) -> None:
         return taken[-1]
 
     store.spend = noted  # type: ignore[method-assign]
-    with Limiter(store) as limiter:
+    with closing(store), Limiter(store) as limiter:
         assert [limiter.hit("plain on Redis", "2/day").allowed for _ in range(4)] == [True, True, False, False]
     assert [(type(reading), reading.source) for reading in taken] == [*[(PlainSpend, "store")] * 3, (Reading, "cache")]
