@@ -1,7 +1,7 @@
 """Prepared plans for requests that differ only in caller and results of callables.
 
-`RuleMatch` has the rules, `PreparedPlan` binds them to keys, `ConditionalPlans` selects by conditions, `GivenPlans` by limits
-from run time.
+`RuleMatch` has the rules, and `PreparedPlan` binds them to keys. `ConditionalPlans` selects plans by conditions,
+`GivenPlans` by limits from run time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RuleMatch:
         self.compiled_rules: CompiledRules = compiled_rules
         """Without exempt rules, decorators last."""
         self.exempting: tuple[CompiledRules, ...] = exempting
-        """By interpretation of the path."""
+        """Exempt rules by interpretation of the path."""
         self.is_conditional: bool = bool(exempting) or any(each.is_conditional for each in compiled_rules)
         """True if `narrowed` selects rules."""
         self.asks_route: bool = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
@@ -131,7 +131,7 @@ class RequestPlan(NamedTuple):
 
 NO_CHARGES = RequestPlan(None, ())
 Costs = tuple[int | tuple[int, ...] | None, ...]
-"""Per rule, a tuple for limits with own costs; None if it depends on the request."""
+"""Costs per rule: a tuple if limits have their own costs, None if the cost depends on the request."""
 
 
 def costs_by(
@@ -144,10 +144,10 @@ def costs_by(
     usage: tuple[int, int] | None = None,
     any_has_own_cost: bool = False,
 ) -> list[int]:
-    """Return the final costs by outcome and by ``told``, the costs from `Decision.settle`.
+    """Return the final costs, by the outcome and by ``told``, which has the costs from `Decision.settle`.
 
-    A slot costs nothing once the response is sent. A cost without a rule is for rules with an own cost, or for all unless
-    ``any_has_own_cost``. ``usage`` has tokens, which reported costs override. ``status`` may be unknown.
+    A slot costs nothing once the response is sent. A reported cost without a rule applies to rules with their own cost, or
+    to all rules unless ``any_has_own_cost``. It overrides the tokens in ``usage``. ``status`` may be unknown.
     """
     costs = []
     for charge, compiled_rule in zip(charges, compiled_rules):
@@ -170,7 +170,7 @@ def costs_by(
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """A match for requests of about the same duration."""
+    """A match under adaptive limits, for requests of about the same duration."""
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
@@ -229,7 +229,7 @@ class PreparedPlan:
         self.denying: CompiledRule | None = denying
         self.messages: PreparedPlan | None = messages
         self.charged_rules: CompiledRules = compiled_rules
-        """Per charge."""
+        """The rule of each charge."""
         self.suffixes: Sequence[Sequence[str]] | None = None
         self.template: PlanTemplate | None = self._template()
         """None for charges that aren't plain."""
@@ -257,7 +257,7 @@ class PreparedPlan:
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
-        """None: seen once."""
+        """Value None: costs seen once."""
 
     def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
@@ -271,7 +271,7 @@ class PreparedPlan:
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
-        """With a request's costs. Errors of callables propagate.
+        """Return the plan with a request's costs. Errors of callables propagate.
 
         Recurring costs are prepared. Others, such as tokens, take longer to prepare than to charge.
         """
@@ -369,7 +369,7 @@ _MOST_REFUNDS = 64
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
-    """A full cache drops the oldest entry."""
+    """Keep a value. A full cache drops its oldest entry."""
     if len(kept) >= most:
         with suppress(RuntimeError):
             kept.pop(next(iter(kept)), None)
@@ -382,12 +382,12 @@ _AT_HAND = (str, Limit, list, tuple, type(None))
 _AS_WRITTEN = object()
 _TOLD = 200
 MOST_CALLERS = 10
-"""Logged for the same invalid limits of a rule."""
+"""Maximum of callers logged for the same invalid limits of a rule."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class PendingLimits:
-    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
+    """Limits from async callables. Await this object, then plan again. ``keys`` are ids of rules, or None for all."""
 
     __slots__ = ("_given", "_keys")
 
@@ -411,7 +411,7 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """Remaining coroutines would warn."""
+        """Close the remaining coroutines, which would warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
@@ -443,7 +443,7 @@ class GivenLimits:
     ) -> AppliedLimits:
         """Return the rules that limit a request, with its limits; ``own`` are the caller's.
 
-        Without ``remembers``, not cached. Raises `ConfigError` for invalid limits without written ones.
+        Caches the result with ``remembers``. Raises `ConfigError` for invalid limits if the rule has no written ones.
         """
         given = request.given_limits
         found, pending, is_open = [], [], False
@@ -490,7 +490,6 @@ class GivenLimits:
             raise _FaultyLimitsError(reason[:_TOLD]) from error
 
     def _report(self, rule: str, reason: str, request: Request) -> bool:
-        """Log the first callers. True if another one will be logged."""
         fault = rule, _ADDRESS.sub("", reason)
         if self._names == "off" or request.caller is None:
             self._unreadable.log(fault, rule, reason)
@@ -552,7 +551,7 @@ class GivenPlans:
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """By result of each callable, or by individual limits."""
+        """Plans by the result of each callable, or by individual limits."""
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
