@@ -188,7 +188,7 @@ def merge(tops: Iterable[Top], most: int | None = None) -> Top:
 class RecentSketch:
     """A sketch of the current period of `PERIOD` seconds and the previous one.
 
-    Periods begin at multiples of Unix time, so that all processes agree.
+    Periods begin at multiples of `PERIOD` in Unix time, so that they are the same in all processes.
     """
 
     __slots__ = ("_before", "_current", "_period")

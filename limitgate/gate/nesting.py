@@ -1,4 +1,4 @@
-"""Nested gates charge separately; the outermost with rate fields adds the joint ones."""
+"""Nested gates charge separately. The outermost gate that has rate fields adds them for all gates."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists, never empty."""
+    """Write the lists (RFC 9651) of draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4. They are never empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}

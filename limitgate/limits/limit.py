@@ -437,7 +437,7 @@ EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h', '1d' or
 
 
 def seconds_of(value: object) -> float:
-    """Return a duration in seconds. Raises `ConfigError` for negative, infinite and other values."""
+    """Return a duration in seconds. Raises `ConfigError` for anything else, including negative and infinite values."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         unit = match[2] or "s"

@@ -89,7 +89,7 @@ class RecentShare:
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Randomized whole seconds by recent refusals; ``random`` is in [0, 1)."""
+    """Return randomized whole seconds, more after more refusals. ``random`` is in [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
 
 
