@@ -68,7 +68,7 @@ def _as_written(address: str) -> str:
 
 @by_method
 def repeatable(request: ClientRequest) -> bool:
-    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
+    """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
@@ -173,7 +173,7 @@ class _Outbound(AsyncTransport):
         return response
 
     def repeatable(self, request: ClientRequest) -> bool:
-        """Needs a body in memory, without ``100 Continue``."""
+        """A request can be repeated if its body is in memory and it doesn't use ``100 Continue``."""
         return (not request.body or isinstance(request.body, BytesPayload)) and "Expect" not in request.headers
 
     def is_unanswered(self, error: BaseException) -> bool:
@@ -232,7 +232,6 @@ for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total
 
 
 async def _read(response: ClientResponse) -> bytes | None:
-    """Return a refusal's body; None if it is longer than `MOST_READ`, late or broken."""
     # aiohttp doesn't decode nested encodings.
     if "," in response.headers.get("Content-Encoding", ""):
         return None

@@ -59,7 +59,7 @@ _EXPECTED = {
     "string_type": "text",
     "too_short": "at least one entry, or omit the field",
 }
-"""By pydantic's type of error."""
+"""Expected values by pydantic's type of error."""
 
 _RATES = frozenset({"qps", "qpm", "qph", "qpd"})
 _SECONDS = frozenset({"timeout"})
@@ -73,7 +73,7 @@ MOST_MISTAKES = 100
 """Errors of one kind per report; files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""Too late, unreachable, out of memory, bad reply, or this process cannot send."""
+"""A late reply, no connection, full memory, an invalid reply, or a process that cannot send."""
 
 
 class LimitGateError(Exception):
@@ -147,7 +147,7 @@ class ConfigError(LimitGateError, ValueError):
 
 
 def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
-    """A validator may report several."""
+    """Yield the fields and reasons of one report: a validator may report several."""
     field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     own = context.get("error")
     if isinstance(own, ConfigError):
@@ -173,7 +173,6 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
 
 
 def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
-    """The expected value, or pydantic's message."""
     named = [part for part in field if isinstance(part, str)]
     if kind in ("tuple_type", "frozen_set_type", "list_type"):
         example = _LISTS.get(named[-1]) if named else None
@@ -226,7 +225,7 @@ class StoreError(LimitGateError):
         self.is_unwritable: bool = is_unwritable or fault == "oom"
 
     def anew(self) -> StoreError:
-        """Return the same error for another caller."""
+        """Return a copy of the error for another caller."""
         return StoreError(str(self), self.fault, is_unwritable=self.is_unwritable)
 
 
@@ -250,7 +249,7 @@ def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callab
 
 
 def wrong_way(mistake: str) -> Callable[..., NoReturn]:
-    """Make a method that raises `TypeError`, for the wrong kind of ``with``."""
+    """Make a method that raises `TypeError` for the wrong kind of ``with``."""
 
     def enter(*_: object) -> NoReturn:
         raise TypeError(mistake)

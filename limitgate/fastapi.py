@@ -88,7 +88,7 @@ class RateLimit:
 
     @marked_as_coroutine
     def __call__(self, connection: HTTPConnection, **values: Any) -> Coroutine[Any, Any, Decision | None]:
-        """Decide about a request. Raises `ConfigError` if used as a decorator."""
+        """Decide whether a request may pass. Raises `ConfigError` if used as a decorator."""
         if not isinstance(connection, HTTPConnection):
             raise ConfigError(
                 "RateLimit is a dependency, not a decorator, expected dependencies=[Depends(RateLimit('5/minute'))] "
@@ -119,7 +119,7 @@ class RateLimit:
         return decision
 
     def _has_charged(self, admission: Admission) -> bool:
-        """FastAPI calls it once per set of security scopes."""
+        """True if the limit was charged already: FastAPI calls a dependency once per set of security scopes."""
         return any(
             compiled_rule.written is self.rule
             for charged in admission.charged
@@ -137,8 +137,6 @@ show_options(RateLimit.__init__, DependencyOptions, DEFAULTS)
 
 
 def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
-    """FastAPI may have read the body already."""
-
     async def read(most: int) -> bytes:
         if hasattr(request, "_body"):
             data = await request.body()
@@ -157,7 +155,7 @@ def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
 
 
 class _Given:
-    """pydantic reads this if ``Depends`` is missing."""
+    """The type of a parameter without ``Depends``: pydantic asks for its schema."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -187,7 +185,7 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
 
 
 def _check_takes_request(part: Any) -> None:
-    """FastAPI would read an unannotated ``request`` from the query."""
+    """Raise an error for an unannotated ``request``, which FastAPI would read from the query."""
     try:
         parameters = inspect.signature(_dependency(part)).parameters
     except (TypeError, ValueError):
@@ -226,7 +224,7 @@ def _name_of(part: Any) -> str:
 
 
 def _default_name(module: str, rule: Rule) -> str:
-    """Only equal limits are numbered, so the name stays the same."""
+    """Return a stable name: only equal limits are numbered."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     limits += [f"cost-{cost}" for cost in rule.own_costs.values() if isinstance(cost, int)]

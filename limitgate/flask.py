@@ -42,7 +42,7 @@ class LimitGate:
     ``LIMITGATE_*`` variables. ``identify`` runs in a request context.
     """
 
-    @called_as("LimitGate(app, rules=...): keys are of rules, Rule('all', '100/minute', key=['ip'])")
+    @called_as("LimitGate(app, rules=...): the key belongs to a rule, Rule('all', '100/minute', key=['ip'])")
     def __init__(self, app: Flask | None = None, **options: Unpack[WSGIOptions]) -> None:
         if isinstance(rules := options.get("rules"), Iterator):
             options["rules"] = list(rules)
@@ -101,7 +101,7 @@ def _configured(app: Flask) -> dict[str, Any]:
 
 
 def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
-    """The body stays unavailable, because the view needs it.
+    """Make an ``identify`` that runs in a request context, without the body, which the view needs.
 
     If the context can't be created, there is no caller; Flask raises the
     error again after the charge.
@@ -123,7 +123,7 @@ def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
 
 
 def _leave(context: Any) -> None:
-    """Teardown functions may need ``before_request``."""
+    """Leave the context. Ignore errors of teardown functions that rely on ``before_request``."""
     with suppress(Exception):
         context.pop()
 
@@ -158,7 +158,7 @@ def _full_template(rule: URLRule) -> str:
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
-    """True if Werkzeug matches a path, or its redirect with a slash."""
+    """True if Werkzeug matches a path, or redirects it to the same with a slash."""
     if rule.host or rule.subdomain:
         return True
     try:

@@ -52,7 +52,7 @@ def internal_error(error: Exception) -> StoreError:
 
 @contextmanager
 def logged_errors() -> Iterator[None]:
-    """Log what would end a thread or task. Raises like `internal_error`."""
+    """Log exceptions that would end a thread or task. Raises the errors of `internal_error`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - the thread or task must continue
@@ -100,7 +100,7 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> set[object]:
-    """Decorators may wrap other functions, so they are excluded."""
+    """Return the code of signal handlers, without their decorators, which may wrap other functions."""
     handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
     functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
     codes = [getattr(each, "__code__", None) for each in functions]
@@ -131,7 +131,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_in(function: object, error: BaseException) -> str:
-    """Place in an application's function that failed: in its package, outside LimitGate, or its definition."""
+    """Return where an application's function failed: in its package, otherwise outside LimitGate, otherwise its definition."""
     with suppress(ValueError):  # wrapped in a cycle
         function = inspect.unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module = getattr(function, "__module__", None) or "an unknown place"

@@ -1,8 +1,8 @@
 """Turns the parts of a composite key into the digest that names a bucket.
 
-Values are encoded with name and length, so that none imitates another part or a separator. A header counts with all its lines,
-joined by commas and without white space around them; an empty one is missing. The client's address replaces a missing part
-under a reserved name, so that omitting a part opens no new or shared bucket.
+Values are encoded with name and length, so that no value can imitate another part or a separator. The lines of a header are
+stripped and joined by commas; an empty header is missing. If a part is missing, the client's address replaces it, under a
+reserved name: a client that omits a part gets no new or shared bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Value(NamedTuple):
     name: str
     text: str | None
     is_inventable: bool = False
-    """True if clients may invent it."""
+    """True if clients may invent values."""
 
 
 _SHORT = 200
@@ -36,7 +36,7 @@ class Key:
     """A composite key of the rule ``owner``. Raises `ConfigError` for an unknown part.
 
     ``pattern`` replaces ``path`` for an unknown route. ``secret`` keys the digest (BLAKE2b, RFC 7693, 128 bits).
-    ``inventable`` tells whether clients can invent a part.
+    ``inventable`` returns True for parts that clients can invent.
     """
 
     __slots__ = ("_hash", "_inventable", "_labels", "_parts")
@@ -133,7 +133,7 @@ class PreparedKey:
 
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
-    """Keys like the part ``ip``; None without an address."""
+    """Return the keys for a client, as with the part ``ip``; None without an address."""
     if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
         # IPv4 addresses need no `grouped`.
         field = _IPV4_HEADS[len(client)] + client.encode() + b","
@@ -156,7 +156,7 @@ _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 
 _SETTLED = frozenset({"method", "tier", "global"})
 _SHARED = frozenset({"path", "method", "host", "tier", "global"})
-"""Name no client."""
+"""Parts that don't name a client."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
@@ -190,7 +190,6 @@ def given(values: Sequence[Value], subject: Subject) -> str:
 
 
 def _part(labels: Sequence[str], pattern: str) -> Callable[[Subject], str]:
-    """Reads the first available alternative, or the address."""
     readers = [(label, _reader(label)) for label in labels]
     own_pattern = _field("pattern", pattern) if "path" in labels else None
 
@@ -220,7 +219,6 @@ def _is_made_up(labels: Sequence[tuple[str, bool]], subject: Subject) -> bool:
 
 
 def _field(label: str, value: str) -> str:
-    """A digest replaces a long value."""
     if len(value) > _SHORT:
         label, value = f"{label} digest", hashlib.blake2b(_bytes(value), digest_size=16).hexdigest()
     return f"{label}:{len(value)}:{value},"
@@ -248,7 +246,7 @@ def _reader(label: str) -> Callable[[Subject], str | None]:
 def _host(subject: Subject) -> str:
     """Return the first host, normalized (RFC 9110 section 4.2.3).
 
-    Drops all after the first colon, as frameworks do.
+    Drops everything after the first colon, as frameworks do.
     """
     host = subject.request.opened_headers().start("host", LONGEST_VALUE + 1).strip()
     bracket = host.find("]") + 1 if host.startswith("[") else 0

@@ -51,7 +51,7 @@ class LimitGate(Around):
     PUT_AROUND: ClassVar[str] = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES: ClassVar[tuple[str, ...]] = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
-    """Raised later: the framework would hide it from its server."""
+    """An error to raise later, because the framework would hide it from the server now."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -257,7 +257,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _forget(token: MarksToken | None) -> None:
-    """The context of an abandoned request may be gone."""
+    """Reset the context, which may be gone for an abandoned request."""
     if token is not None:
         with suppress(ValueError):
             decorators.decided_marks.reset(token)
@@ -275,7 +275,7 @@ def _name_of(app: Any) -> str:
 
 
 def _tell_server(error: Exception) -> None:
-    """Most servers hide the error."""
+    """Log the error, because most servers hide it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -286,8 +286,8 @@ def _tell_server(error: Exception) -> None:
 class LimitGateWSGI(Around):
     """WSGI middleware (PEP 3333): ``app.wsgi_app = LimitGateWSGI(app.wsgi_app, rules="config/")``.
 
-    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. Under ``max_delay`` a thread sleeps. WSGI
-    doesn't report disconnects, so the turn of a client that leaves is lost.
+    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. Under ``max_delay`` a thread sleeps.
+    WSGI doesn't report disconnects, so if a client leaves, its turn is lost.
 
     Raises `ConfigError` for invalid options or rules, and with ``require_store`` `StoreError`.
     """
@@ -408,7 +408,6 @@ class LimitGateWSGI(Around):
 
 
 def _check_awaits_nothing(gate: Gate) -> None:
-    """Raise `ConfigError` for async callables known before a request."""
     check_is_plain(gate.identify, "identify")
     for tier, rules in gate.rules.rule_set.tiers.items():
         for rule in rules:

@@ -57,8 +57,8 @@ _WORKER_FILE = re.compile(r"(counter|summary|histogram|gauge_[a-z]+)_[\w-]+\.db"
 class PrometheusObserver:
     """Exports all metrics to a registry of prometheus-client, by default ``REGISTRY``.
 
-    Metrics are current when the registry is collected. In multiprocess mode, ``MultiProcessCollector`` reads them, at most a
-    second old; a registry would duplicate them. Observers of the same registry are equal.
+    Metrics are current when the registry is collected. In multiprocess mode, ``MultiProcessCollector`` reads them, at most
+    a second old; a registry would report them twice. Observers of the same registry are equal.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -136,11 +136,11 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
 
 
 _UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, AttributeError, LookupError, struct.error)
-"""A missing, damaged or unrelated file."""
+"""Errors of a missing, damaged or unrelated file."""
 
 
 def _is_worker_file(path: Path) -> bool:
-    """Excludes FIFOs, which block, and empty files."""
+    """Return False for other files, FIFOs, which block, and empty files."""
     try:
         status = path.stat()
     except OSError:
@@ -202,7 +202,7 @@ _SAMPLES = {each: _samples(each) for each in INSTRUMENTS}
 
 
 def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: str | None) -> Any:
-    """Create a value by prometheus-client's private API: the public one can't add many observations, nor use files."""
+    """Create a value by prometheus-client's private API. The public API can't add many observations, and can't use files."""
     name = instrument.prometheus_name.removesuffix("_total")
     names = instrument.labels if bound is None else (*instrument.labels, "le")
     of_labels = labels if bound is None else (*labels, bound)
@@ -212,11 +212,11 @@ def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: 
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
-"""A registry allows each name once."""
+"""Metrics by registry, which allows each name once."""
 
 
 def _is_multiprocess() -> bool:
-    """prometheus-client decides on import."""
+    """Return True in multiprocess mode, which prometheus-client selects on import."""
     return client_values.ValueClass is not client_values.MutexValue
 
 
@@ -230,7 +230,7 @@ def _remove_gauges(pid: int) -> None:
 
 
 def _remove_dead() -> None:
-    """Not every server reports the end of a worker."""
+    """Remove gauges of ended workers, because not every server reports the end."""
     folder = _folder()
     names = [path.name for path in Path(folder).iterdir()] if folder else []
     for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:

@@ -1,4 +1,4 @@
-"""For tests of limited applications: `off`, `frozen` and `reset`, for all objects in the process.
+"""For tests of applications with limits: `off`, `frozen` and `reset`, which apply to all objects in the process.
 
 `off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and each Redis by memory.
 """
@@ -135,7 +135,7 @@ class FrozenClock:
         self.sleep_until(due_at)
 
     def sleep_until(self, due_at: float) -> None:
-        """Advance to a `monotonic` time, unless past."""
+        """Advance to a `monotonic` time, unless it is past."""
         with self._lock:
             self._go_on_to(self._began + _rounded_up(due_at - self._monotonic))
             self._reached = max(self._reached, due_at)  # independent of rounding
@@ -174,7 +174,7 @@ def _unix_us(at: float | datetime | None) -> int:
 
 
 class _Switch(Generic[T]):
-    """Values of open blocks, latest last. Changes call ``apply``."""
+    """Values of open blocks, the latest last. A change calls ``apply``."""
 
     def __init__(self, apply: Callable[[Sequence[T]], None]) -> None:
         self._open: list[T] = []
@@ -196,7 +196,7 @@ class _Switch(Generic[T]):
 
 
 class _Block(AbstractContextManager[T]):
-    """Reusable: each entry makes a new value."""
+    """A reusable block: each entry makes a new value."""
 
     def __init__(self, switch: _Switch[T], make: Callable[[], T]) -> None:
         self._switch = switch
@@ -210,7 +210,7 @@ class _Block(AbstractContextManager[T]):
         return value
 
     def __call__(self, *_: object) -> NoReturn:
-        """A decorator would end before an async function runs."""
+        """Raise `TypeError`, because a decorator would end before an async function runs."""
         raise TypeError("off() and frozen() are not decorators, expected a with block, or the fixtures of pytest")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -218,7 +218,7 @@ class _Block(AbstractContextManager[T]):
 
 
 class _SameForAll:
-    """Overrides instance attributes."""
+    """An attribute that overrides those of instances."""
 
     def __init__(self, name: str, value: object) -> None:
         self._name = name
@@ -274,7 +274,6 @@ def _asks_memory(name: str) -> Callable[..., Any]:
 
 
 def _in_memory(store: object) -> MemoryStore | None:
-    """Return None for other stores."""
     if isinstance(store, RedisStore | AsyncRedisStore):
         with _lock:
             where = store._dialer._where  # noqa: SLF001 - only tests need it
@@ -294,7 +293,7 @@ _FROZEN: _Switch[FrozenClock] = _Switch(_set_clock)
 _own_functions: dict[str, Any] = {}
 _own_methods: list[tuple[type, str, Any]] = []
 _memory: dict[StoreUrl, _StandIn] = {}
-"""By target of the replaced URLs."""
+"""Stores in memory, by the target of the replaced URLs."""
 
 
 class _NullStore:

@@ -35,7 +35,7 @@ from limitgate.outbound.throttle import ClientThrottle, SyncTransport, Throttled
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 
 _UNANSWERED = (NewConnectionError, ProtocolError, ProxyError, SSLError, TooLate)
-"""A connection couldn't be made or ended early; perhaps wrapped in `MaxRetryError`."""
+"""Errors if a connection couldn't be made or ended early. `MaxRetryError` may wrap them."""
 
 
 class Request(NamedTuple):
@@ -54,7 +54,7 @@ def host(request: Request) -> str:
 
 @by_method
 def repeatable(request: Request) -> bool:
-    """Return True for idempotent methods, and for requests with an ``Idempotency-Key``."""
+    """True for idempotent methods, and for requests with an ``Idempotency-Key``."""
     return is_idempotent(request.method, request.headers)
 
 
@@ -84,7 +84,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
     def connection_from_host(
         self, host: str | None, port: int | None = None, scheme: str | None = "http", pool_kwargs: dict[str, Any] | None = None
     ) -> HTTPConnectionPool:
-        """Return the pool for one request of `urlopen`. It has only the interface that `urlopen` needs."""
+        """Return the pool for one request of `urlopen`. It has only the methods that `urlopen` needs."""
         pool = self._manager.connection_from_host(host, port, scheme, pool_kwargs)
         origin = Url(scheme or "http", host=host, port=port).url
         return cast("HTTPConnectionPool", _Hop(self._manager, self._throttle, pool, origin))
@@ -132,9 +132,9 @@ class _Hop:
         preload_content: bool = True,
         **options: Any,
     ) -> BaseHTTPResponse:
-        """Send a request and its retries in turn. Raises errors of urllib3, and `RateLimited`.
+        """Send a request and its retries, each in its turn. Raises errors of urllib3, and `RateLimited`.
 
-        Handles retries here, so that a refusal's body isn't read in full.
+        Retries here and not in urllib3, so that a refusal's body isn't read in full.
         """
         for name in ("assert_same_host", "redirect", "release_conn"):
             options.pop(name, None)

@@ -47,7 +47,7 @@ STORED_AS: Final[dict[str, int]] = {
     "holds": 11,
     "line": 12,
 }
-"""Numbers in the ids of windows. They are stored, so never reuse one."""
+"""Numbers in the ids of windows. Stores keep them, so never reuse a number."""
 
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
 
@@ -65,7 +65,7 @@ def script() -> str:
 
 
 def plain_pieces() -> Mapping[Algorithm, Mapping[str, Sequence[str]]]:
-    """Return the lines of each Lua twin that replace a line in limitgate/lua/plain.lua."""
+    """Return each algorithm's Lua lines for limitgate/lua/plain.lua, by the placeholder that they replace."""
     folder = files("limitgate") / "lua"
     return {
         algorithm: _pieces((folder / f"{name}.lua").read_text("utf-8").partition(_PLAIN)[2])

@@ -21,7 +21,7 @@ FOR_EVER = 100 * 366 * 86_400 * 1_000_000
 PERMANENT = FOR_EVER // 2
 """A ban with at least this many µs left is permanent."""
 MORE, AT_LEAST = 0, 1
-"""Kinds of adjustment: lengthen, or last at least."""
+"""Kinds of adjustment: lengthen a ban, or ensure a minimum length."""
 PLENTY = 10**15
 """Requests that fit without a ban: more than any limit."""
 LOAD = Load(2, 1, 1)
@@ -38,7 +38,7 @@ class Rest(int):
 
     @classmethod
     def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
-        """Waits are 0 or less for a limit that admits the charge."""
+        """Create a rest. The waits are 0 or less if the limit admits the charge."""
         rest = cls(max(0, left_us))
         rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
         return rest
@@ -123,7 +123,7 @@ def ttl_us(state: int, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
-    """True only for the cost whose waits are known."""
+    """True if the waits for this cost are known."""
     return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 

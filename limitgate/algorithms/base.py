@@ -1,4 +1,4 @@
-"""Interface of an algorithm, and tools for it. A *state* describes a window at some time, in a few integers. Pure."""
+"""Interface of an algorithm, and tools for it. A *state* is a few integers that describe a window at one time. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 State = Any
 Amount = Any
 MAX_USED = 2**50
-"""Maximum counter with a shortfall; keeps Lua's doubles exact."""
+"""Maximum of a counter, including shortfalls; keeps Lua's doubles exact."""
 
 
 class Load(NamedTuple):
@@ -19,7 +19,7 @@ class Load(NamedTuple):
     opening: float
     charge: float
     correction: float
-    """Added by each adjustment."""
+    """Additional time of each adjustment."""
 
     def plus(self, other: Load) -> Load:
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
@@ -28,19 +28,19 @@ class Load(NamedTuple):
 class StraightRefund(NamedTuple):
     """A full refund as pieces of Python, like `Straight`; its Lua twin is limitgate/lua/refund.lua.
 
-    They use the state before the charge, prefixed by ``was_``, and the µs ``since`` then.
+    The pieces use the state before the charge, prefixed by ``was_``, and ``since``, the µs since the charge.
     """
 
     grace: str
     """Expression, see `limitgate.limits.plan.Adjustment`."""
     refunded: str
-    """Lines that refund the charge in an advanced state; they use ``grace{n}``."""
+    """Lines that refund the charge in an advanced state. They use ``grace{n}``."""
 
 
 class Straight(NamedTuple):
     """An immediate charge as pieces of Python; ``{n}`` is the number of the window.
 
-    They use ``now``, the µs ``elapsed`` since the last write, and ``cost``. The Lua twin is limitgate/lua/plain.lua.
+    The pieces use ``now``, ``elapsed`` (µs since the last write) and ``cost``. The Lua twin is limitgate/lua/plain.lua.
     """
 
     kept: str
@@ -53,7 +53,7 @@ class Straight(NamedTuple):
     advance: str
     fits: str
     charged: str
-    """Integers after the charge, like ``kept``."""
+    """Expressions for the integers after the charge, like ``kept``."""
     refund: StraightRefund | None
     """None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
@@ -62,7 +62,7 @@ class Straight(NamedTuple):
     reported_state: str
     """Expression that also uses the limit's ``count{n}``."""
     known: Sequence[tuple[str, Any]] = ()
-    """Further names in ``reported_state``."""
+    """Other names that ``reported_state`` uses."""
     most: float = inf
     """Maximum count of a limit in the Lua twin."""
 
@@ -112,7 +112,7 @@ class BucketNumbers(Protocol):
 
 
 def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """`Algorithm.refusal_is_stable` for complete states."""
+    """`Algorithm.refusal_is_stable` if reported states are complete."""
     return True
 
 
@@ -126,13 +126,13 @@ LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
 
 
 class Algorithm(Protocol):
-    """An algorithm. Sequences of states cover all windows of a bucket."""
+    """An algorithm. A sequence of states has one state for each window of a bucket."""
 
     REPLY_FIELDS: int
     CAN_WAIT: bool
     """True if turns can be booked."""
     MAX_TURNS: int
-    """Turns booked ahead; 0 if unlimited."""
+    """Maximum of turns booked ahead; 0 if unlimited."""
     STRAIGHT: Straight | None
     """None if stores call the functions below."""
     IS_LIMIT: bool
@@ -142,16 +142,16 @@ class Algorithm(Protocol):
 
     @property
     def left_after(self) -> LeftAfter | None:
-        """Return None without plain plans, see `limitgate.limits.template`."""
+        """Return None if plans can't be plain, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
-        """Return what was expected of an unsupported limit."""
+        """Return what was expected instead of an unsupported limit."""
 
     def load(self, limit: LimitNumbers) -> Load:
         """Return the load of a window, without that of the bucket."""
 
     def initial(self, now: int, bucket: BucketNumbers) -> Sequence[State]:
-        """Return unused windows, at a time in Unix µs."""
+        """Return the states of unused windows at ``now``, in Unix µs."""
 
     def advance(
         self, states: Sequence[State], elapsed_us: int, bucket: BucketNumbers, now: int | None = None
@@ -159,7 +159,7 @@ class Algorithm(Protocol):
         """Return the states after ``elapsed_us`` (at least 0), at ``now`` in Unix µs."""
 
     def rescaled(self, state: State, limit: LimitNumbers) -> State:
-        """Convert a state from another count."""
+        """Convert a state that was stored under another count."""
 
     def try_charge(
         self,
@@ -188,13 +188,13 @@ class Algorithm(Protocol):
         """Return amount and grace per window of the correction from ``cost`` to ``due``, given the states before the charge."""
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
-        """Return the whole requests that fit, at least 0."""
+        """Return how many whole requests fit, at least 0."""
 
     def used(self, state: State, limit: LimitNumbers) -> int:
-        """Return the requests in use, rounded up; more than the burst after a limit was lowered."""
+        """Return how many requests are in use, rounded up. Exceeds the burst after a limit was lowered."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-        """Return True if reported states, advanced to now, equal those of the script for this cost, refunds aside."""
+        """True if a repeated call would report the same states for this cost, unless there are refunds."""
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
         """Return the µs until ``cost`` requests fit; None if never."""
@@ -219,7 +219,7 @@ class Algorithm(Protocol):
 
 
 def each_window(windows: int, text: str, between: str = " ") -> str:
-    """``{n}`` in the text is the number of the window."""
+    """Repeat the text for each window, with its number in place of ``{n}``."""
     return between.join(map(text.replace, repeat("{n}"), map(str, range(windows))))
 
 
@@ -244,12 +244,12 @@ class ForOne(Protocol):
     def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...
 
     def charged(self, state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
-        """Charge ``cost`` requests, even if they don't fit, with a turn in ``turn_us``."""
+        """Charge ``cost`` requests with a turn in ``turn_us``, even if they don't fit."""
 
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...
 
     def grace_us(self, state: State, limit: LimitNumbers) -> int:
-        """Return for how long a charge is refundable, in µs, or another value for `apply_adjustment`."""
+        """Return the µs for which a charge is refundable, or another value for `apply_adjustment`."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool: ...
     def remaining(self, state: State, limit: LimitNumbers) -> int: ...

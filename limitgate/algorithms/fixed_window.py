@@ -1,6 +1,6 @@
 """Fixed window: a count per calendar window, reset at the start of the next one.
 
-A state is the usage and the remaining µs of the window. Around a boundary, twice the count can pass. Windows begin at multiples
+A state is the usage and the remaining µs of the window. Twice the count can pass around a boundary. Windows begin at multiples
 of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`.
 """
 
@@ -170,7 +170,7 @@ _UTC = "utc"
 
 
 class Calendar(NamedTuple):
-    """Windows of ``months``, or if 0 of ``seconds``: whole days unless the zone is UTC. Times are in Unix µs.
+    """Windows of ``months``, or of ``seconds`` if ``months`` is 0. Other zones than UTC need whole days. Times are in Unix µs.
 
     Days have 23 or 25 hours when clocks change. Weeks begin on Monday.
     """
@@ -187,7 +187,7 @@ class Calendar(NamedTuple):
         return self._moment(self._number(now) + 1)
 
     def _number(self, now: int) -> int:
-        """A clock change doesn't reopen a window."""
+        """Return the number of a window. A clock change doesn't reopen a window."""
         local = datetime.fromtimestamp(now // 1_000_000, _zone(self.zone)).replace(tzinfo=None)
         if self.months:
             number = ((local.year - _EPOCH.year) * 12 + local.month - 1) // self.months
@@ -196,7 +196,7 @@ class Calendar(NamedTuple):
         return number if now < self._moment(number + 1) else number + 1
 
     def _moment(self, number: int) -> int:
-        """A skipped midnight moves the start to the clock change."""
+        """Return the start of a window. If the clock change skips midnight, the window starts at the change."""
         if self.months:
             years, months = divmod(number * self.months, 12)
             local = _EPOCH.replace(year=_EPOCH.year + years, month=1 + months)
@@ -210,7 +210,7 @@ class Calendar(NamedTuple):
 
 
 def is_zone(name: object) -> bool:
-    """Return True if the zone is the same on every machine."""
+    """True if the zone is the same on every machine."""
     try:
         return isinstance(name, str) and name not in _OF_MACHINES and bool(_zone(name))
     except (ZoneInfoNotFoundError, ValueError, OSError):  # for unknown names and for folders

@@ -1,6 +1,6 @@
 """GCRA (generic cell rate algorithm, ITU-T I.371) in integer ticks.
 
-The state is the *debt*: undrained charges, in ticks of 1/count µs, at the last write. A request weighs ``period_us`` ticks; a
+The state is the *debt*: undrained charges at the last write, in ticks of 1/count µs. A request costs ``period_us`` ticks; a
 microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the last write plus the debt. Storing the debt makes
 changed counts and clock steps harmless.
 """
@@ -77,7 +77,7 @@ def apply_adjustment(
 ) -> Sequence[int]:
     """Refund what was charged ``elapsed_us`` ago and hasn't drained since.
 
-    A negative amount is charged, up to the ceiling, even if it doesn't fit. A turn before later booked ones isn't refunded,
+    A negative amount is charged even if it doesn't fit, up to `MAX_OWED_US`. A turn before later booked ones isn't refunded,
     because the next request would get the last of these again, unless a limit has ``borrow``.
     """
     right = []
@@ -131,12 +131,12 @@ def try_charge(
 
 
 def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence[int]:
-    """Admit nothing before ``turn_us``."""
+    """Raise each debt so that no request is admitted before ``turn_us``."""
     return [max(debt, turn_us * count) for debt, count in zip(debts, bucket.counts)]
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
-    """Ticks that a window may owe, with wait and borrowed requests."""
+    """Return the ticks that a window may owe, including the wait and borrowed requests."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
@@ -185,7 +185,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
 def refund_amount(
     debts: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """A shortfall is charged in full, even if the bucket was empty in between: concurrent requests share that time."""
+    """Charge a shortfall in full, even if the bucket was empty in between, because concurrent requests share that time."""
     back = [
         max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
     ]
@@ -211,7 +211,7 @@ def encode_adjustment(limit: LimitNumbers, back: int, grace_us: int) -> Sequence
 
 
 def decode_state(facts: Sequence[int], bucket: BucketNumbers) -> Sequence[int]:
-    """Each debt is whole µs and a remainder over count."""
+    """Decode debts from whole µs and a remainder over count."""
     owed, at = [], 0
     for count in bucket.counts:
         owed.append(facts[at] * count + facts[at + 1])

@@ -1,8 +1,8 @@
 """Reservations that are refunded unless they are settled or renewed in time.
 
-A bucket covers the charges that follow it in every plan. An entry has a name, a deadline, and for each of these charges the
-adjustment that refunds it. Each plan first refunds entries past their deadline, then carries out its `Action`, if any. If the
-action releases a missing entry, the plan adjusts nothing.
+A bucket covers the charges after it in the plan. An entry has a name, a deadline, and the adjustments that refund these
+charges. Each plan first refunds entries past their deadline, then carries out its `Action`, if any. If the action releases
+a missing entry, the plan adjusts nothing.
 
 Deadlines are on the bucket's own clock, which starts with the store's clock and never goes back.
 """
@@ -20,15 +20,15 @@ from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 REPLY_FIELDS = 3
 
 REGISTER, RELEASE, RENEW, UNDO = 1, 2, 3, 4
-"""Actions. RELEASE removes an entry and adjusts its charges. UNDO also bars one, unless it may have expired."""
+"""Actions. RELEASE removes an entry and adjusts its charges. UNDO also bars the entry, unless it may have expired."""
 MAX_ENTRIES = 5_000
-"""For up to four windows. A GCRA entry takes 62 bytes in Redis."""
+"""With up to four windows. A GCRA entry takes 62 bytes in Redis."""
 _MAX_REFUNDS = 20_000
 """Maximum windows of all entries."""
 MAX_WORK = 100
 """Maximum windows of expired entries that one plan refunds."""
 BARRED_US = 60_000_000
-"""µs to add an entry after its charge, and to bar it after `UNDO`."""
+"""µs within which an entry may follow its charge, and for which `UNDO` bars it."""
 LOAD = Load(200, 3, 12)
 """Measured with 5,000 entries: charge 30 µs, register or release 50 µs, with 100 expired 170 µs, unknown place 0.8 ms."""
 
@@ -58,9 +58,9 @@ class State(NamedTuple):
     clock: int = 0
     """µs."""
     needed: int = 0
-    """End of the last needed entry."""
+    """Time until which some entry is needed."""
     entries: tuple[Entry, ...] = ()
-    """By deadline and name."""
+    """Sorted by deadline and name."""
     held: int = 0
     found: bool = False
     """True if the action found, added or barred its entry."""
@@ -103,17 +103,17 @@ def most_entries(windows: int) -> int:
 
 
 def most_expired(work: int) -> int:
-    """Return how many entries a plan refunds, at this much work each."""
+    """Return how many entries a plan may refund if each needs this much work."""
     return max(1, MAX_WORK // work)
 
 
 def work(bucket: BucketNumbers, *, is_log: bool) -> int:
-    """Return the work of a refund, in windows. A log moves entries."""
+    """Return the work of a refund, in windows. A log also moves its entries."""
     return 10 + bucket.limits[0].burst // 10 if is_log else len(bucket.ids)
 
 
 def carried_out(state: State, action: Action, refunds: Sequence[Any], now: int, most: int) -> tuple[State, bool]:
-    """Carry out an action at ``now``, Unix µs. Return the state, and False if the plan must adjust nothing."""
+    """Carry out an action at ``now``, Unix µs. Return the state, and False if the plan must not adjust anything."""
     place = state.place(action.name)
     until = state.clock + action.held_us
     if action.what == REGISTER:
@@ -147,7 +147,7 @@ def apply_adjustment(
     grace_us: Sequence[int],
     bucket: BucketNumbers,
 ) -> Sequence[State]:
-    """The store carries out the action before it reads the other charges."""
+    """Do nothing: the store carries out the action before it reads the other charges."""
     return states
 
 

@@ -4,7 +4,7 @@ Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. I
 tenant's previous one ends, but not before the start of the last served ticket. The earliest start goes first, so a tenant with
 many requests delays another tenant's first request by a single request.
 
-The line only reports what the tickets ahead cost; the limits keep room for them. An unrenewed ticket leaves the line.
+The line only reports the cost of the tickets ahead; the limits keep room for them. A ticket that isn't renewed leaves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPLY_FIELDS = 4
 JOIN, LEAVE, TAKE = 1, 2, 3
 """Actions. JOIN also renews; TAKE leaves after admission."""
 MAX_TICKETS = 256
-"""Also the maximum of tenants with a future end. Requests without a ticket come last."""
+"""Also the maximum of tenants whose end is in the future. Requests without a ticket come last."""
 KEPT_US = 60_000_000
 """µs without an action until a line is deleted."""
 MAX_TOKENS = 2**40
@@ -36,7 +36,7 @@ class Action(NamedTuple):
     input: int = 0
     output: int = 0
     held_us: int = 0
-    """µs until an unrenewed ticket leaves."""
+    """µs until a ticket leaves unless it is renewed."""
 
 
 class Ticket(NamedTuple):
@@ -50,7 +50,7 @@ class Ticket(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The earliest start of the tenant's next ticket."""
+        """End of the ticket: the earliest start of the tenant's next one."""
         return self.start + max(1, self.input + self.output)
 
 
@@ -60,7 +60,7 @@ class State(NamedTuple):
     tickets: tuple[Ticket, ...] = ()
     """In order of their turns."""
     ends: tuple[tuple[int, int], ...] = ()
-    """Tenants with a future end, latest change last."""
+    """Tenants whose end is in the future, latest change last."""
     requests: int = 0
     """Tickets ahead."""
     input: int = 0
@@ -77,7 +77,7 @@ class State(NamedTuple):
         return State(self.now, tuple(tickets), tuple(ends[-MAX_TICKETS:]))
 
     def telling(self, place: int) -> State:
-        """Return the state that reports what is ahead of a place."""
+        """Return the state that reports the tickets ahead of a place."""
         ahead = self.tickets[:place]
         return self._replace(
             requests=len(ahead),

@@ -1,4 +1,7 @@
-"""What `line`, `refusals` and `holds` share: they count no requests, and every request fits. States have a method ``later``."""
+"""Common functions of `line`, `refusals` and `holds`, which count no requests: every request fits.
+
+States have a method ``later``.
+"""
 
 from __future__ import annotations
 

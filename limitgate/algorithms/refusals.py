@@ -14,12 +14,12 @@ from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 REPLY_FIELDS = 1
 
 TIMES = 100
-"""Distinct times per counting period; closer refusals are merged."""
+"""Maximum of distinct times per period; refusals close to each other are merged."""
 LOAD = Load(2, 1, 60)
 
 
 class Amount(NamedTuple):
-    """Refusals and the resulting ban, in µs."""
+    """Number of refusals, and the resulting ban in µs."""
 
     refusals: int
     after: int
@@ -36,11 +36,11 @@ class State(NamedTuple):
     last_us: int = 0
     """The last ban; 0 for none."""
     kept_us: int = 0
-    """Time until `last_us` is reset."""
+    """Remaining time of `last_us`."""
     times: tuple[tuple[int, int], ...] = ()
     """Remaining time and count of refusals, latest last."""
     began_us: int = 0
-    """Ban begun by the last adjustment; 0 for none."""
+    """Length of the ban that the last adjustment began; 0 for none."""
 
     def later(self, elapsed_us: int) -> State:
         kept_us = max(0, self.kept_us - elapsed_us)

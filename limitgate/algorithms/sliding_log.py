@@ -1,10 +1,10 @@
-"""Sliding log: records every admitted request for one period, so that no period ever has more than the count.
+"""Sliding log: keeps every admitted request for one period, so that no period ever exceeds the count.
 
-Exact, but needs an entry per request. A waiting request has an entry at its future turn. A refunded turn leaves the log unless
+Exact, but needs an entry per request. A waiting request has an entry at its future turn. A refunded turn is removed unless
 later turns follow. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead. In Redis, requests cost 2.1 times
 as much as with GCRA.
 
-In this process a state is a `Log`; from Redis it is a `LogReport`, which suffices until the oldest entry expires.
+In this process a state is a `Log`. Redis returns a `LogReport`, which is sufficient until the oldest entry expires.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ CAN_WAIT = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
-"""16 bytes each; 13 to 30 in Redis."""
+"""An entry takes 16 bytes, in Redis 13 to 30."""
 MAX_TURNS = MAX_ENTRIES
 LATEST = MAX_OWED_US
-"""Selects the latest requests in a refund."""
+"""As the time of a refund: the latest requests."""
 LOAD = Load(30, 3, 30)
 """Measured per request: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, up to 70 µs with expired ones."""
 LOAD_OF_ENTRY = 0.2
@@ -47,7 +47,7 @@ class Log(NamedTuple):
     before: int
 
     def at(self, place: int) -> int:
-        """-1 is before the first."""
+        """Return the number of requests up to an entry; -1 is before the first one."""
         return self.totals[place] if place >= 0 else self.before
 
     @property
@@ -105,7 +105,7 @@ class LogReport(NamedTuple):
         return LogReport(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
 
     def tells(self, cost: int, burst: int) -> bool:
-        """Return True if the report decides ``cost`` and its wait."""
+        """True if the report decides ``cost`` and its wait."""
         return self.steady > 0 and (cost == self.cost or cost > burst or self.used + cost <= burst)
 
 
@@ -144,7 +144,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:
-    """Refund requests of a time on the log's clock, or charge after all booked turns."""
+    """Refund the requests of one time on the log's clock, or charge them after all booked turns."""
     if back >= 0:
         return log.with_less(back, grace_us)
     on_top = min(-back, MAX_USED - log.used)
@@ -162,7 +162,7 @@ def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """0 while a turn is booked."""
+    """Return the whole requests that fit, 0 while a turn is booked."""
     return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
 
 

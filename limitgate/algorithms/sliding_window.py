@@ -5,8 +5,8 @@ and the remaining time of the current one in µs. A request passes if
 
     current + ceil(previous * left / period) + cost <= count
 
-The estimate assumes evenly spread requests. In the worst case, a burst at the end of a window and one just before the end of
-the next, a period sees one less than twice the count. No calendar window exceeds the count.
+The estimate assumes evenly spread requests. In the worst case, with bursts at the end of two successive windows, a period
+has one request less than twice the count. No calendar window exceeds the count.
 
 Source: Cloudflare's approximated sliding window counter (2017).
 """
@@ -75,7 +75,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
-    """Refund the window of the charge, or if unknown the current one first; or charge the current one."""
+    """Refund the window of the charge, or the current one first if that is unknown. Charge the current one if negative."""
     current, previous, left = state
     if back < 0:
         return min(current - back, MAX_USED), previous, left

@@ -4,7 +4,7 @@ Idle time is *stored*, up to the warm-up duration. A request of any cost passes 
 request uses up stored time. While more than half is stored, requests cost up to three times as much (Guava's cold factor).
 
 Amounts are in ticks as in `limitgate.algorithms.gcra`. A state is the *debt* and the *warmth*, the used part of the stored
-time. With ``full`` ticks of storage, time at warmth w costs 3 - 4w/full times itself, at least once. The additional cost from
+time. With ``full`` ticks of storage, a tick at warmth w costs 3 - 4w/full ticks, at least one. The additional cost from
 cold to w is 2w(full - w)/full ticks, the `toll`. A request pays the difference of two tolls, so rounding errors don't
 accumulate.
 """
@@ -89,7 +89,7 @@ def try_charge(
 
 
 def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
-    """Admit nothing before ``turn_us``; idle time until then cools."""
+    """Admit no request before ``turn_us``. Idle time until then cools the window."""
     if not turn_us:
         return states
     ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]
@@ -108,9 +108,9 @@ def apply_adjustment(
 ) -> Sequence[State]:
     """Refund an amount as if it were the last charge, or charge it now if negative.
 
-    Drained refunds, from ``grace_us`` after their charge, cool the window instead. The toll is that of the current warmth, or
-    of the warmth after the charge if the window has cooled. So refunds are exact without idle time, and less than 1 µs off
-    without other requests. A turn before later booked ones isn't refunded.
+    From ``grace_us`` after its charge, a refund has drained and cools the window instead. The toll is that of the current
+    warmth, or of the warmth after the charge if the window has cooled. Refunds are exact if there was no idle time, and
+    less than 1 µs off if there were no other requests. A turn before later booked ones isn't refunded.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
@@ -177,7 +177,7 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return count, storage, µs bookable ahead (negative: never fits), warmth and ticks."""
+    """Return count, storage, the longest wait in µs (negative if the cost never fits), warmth and ticks."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us

@@ -68,7 +68,7 @@ def _imported(name: str, module: str) -> ModuleType:
 
 @contextmanager
 def failing(name: str, what: str, expected: str) -> Iterator[None]:
-    """Convert an application's errors to `click.UsageError`, except errors in rules and options."""
+    """Convert an application's errors to `click.UsageError`, except `ConfigError`."""
     try:
         yield
     except (click.ClickException, LimitGateError):
@@ -148,7 +148,7 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of any application, none if it shows none. Raises `click.UsageError`."""
+    """Return the routes of any application, or none if it doesn't list them. Raises `click.UsageError`."""
     with failing("the routes of the application", "", READABLE):
         if any(map(is_of_django, inwards(app))):
             from limitgate.routes.django import routes_of as routes_of_django

@@ -1,6 +1,6 @@
-"""Finds who is behind the key of a bucket: a listed caller with its limits, and clients in logs.
+"""Finds the owner of a bucket by its key: a listed caller with its limits, and clients in logs.
 
-A service's log has the first id of an episode; an access log has clients and paths, which lead to keys.
+A service's log has the first id of an episode. An access log has clients and paths, from which keys follow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIXED = frozenset({"path", "method", "tier", "global"})
 
 
 def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Return buckets, the caller's id, and False if a callable or the caller may give other limits."""
+    """Return the buckets, the caller's id, and False if a callable or the caller may have other limits."""
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:
@@ -53,7 +53,6 @@ def _tier(entry: KnownCaller, asked: Service) -> str:
 
 
 def _identifies(rule: Rule, entry: KnownCaller) -> bool:
-    """True if only this caller has the rule's key."""
     own = {"caller"} if entry.api_key is None else {"caller", "api_key"}
     first = [check_part(part)[0] for part in rule.key]
     return not rule.given_parts and not own.isdisjoint(first) and all(label in _FIXED or label in own for label in first)
@@ -109,7 +108,7 @@ class Trace(NamedTuple):
 def search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[Trace]:
-    """Return the first lines of service logs, and per client in access logs the refusal nearest to the id's time."""
+    """Return the first lines in service logs, and for each client in access logs the refusal nearest to the id's time."""
     match = _matcher(keys, refusal, tuple(buckets), asked)
     found: list[Trace] = []
     nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}

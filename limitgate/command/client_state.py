@@ -35,7 +35,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 _ANY_LIMIT = ["1/second"]
-"""Stands for run-time limits: bans don't depend on them."""
+"""Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
 _VALUE = re.compile(r"[0-9@]")
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
@@ -180,7 +180,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-    """A caller's invalid limits are replaced by the rule's, as in the service."""
+    """Return a client's bucket. The rule's limits replace a caller's invalid ones, as in the service."""
     own = parts.get("caller")
     if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
         say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
@@ -197,7 +197,7 @@ def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequen
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """A caller named by id may have limits that only ``identify`` knows. A reset would miss them."""
+    """Check a caller named by id: a reset would miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -213,7 +213,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
 
 
 def _has_one_bucket(rule: Rule) -> bool:
-    """True if all limits, also from run time, share a bucket and a ban."""
+    """True if all limits share a bucket and a ban, including those from run time."""
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
@@ -229,7 +229,6 @@ def _request(asked: Service, options: Options) -> Request:
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
-    """Return the rule of the client's tier, or a limit in code."""
     rules, tier, whose = asked.rules, options["tier"], options["rules"] or options["app"] or "LIMITGATE_RULES"
     if tier is not None and tier not in rules.tiers:
         raise click.UsageError(f"{whose}: no file describes tier {tier!r:.80}, {expected_of(tier, rules.tiers)}")
@@ -326,7 +325,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Services count by template, so a request's path is an error."""
+    """Return the rule's template that has this spelling. A request's path is an error, because services count by template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -361,7 +360,7 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if the service knows its routes, and so has other buckets."""
+    """Warn if the service knows its routes, because it then has other buckets."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(

@@ -158,7 +158,6 @@ def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
 
 @contextmanager
 def _keys() -> Iterator[None]:
-    """Read single keys without echo, if the terminal can."""
     try:
         import termios
         import tty

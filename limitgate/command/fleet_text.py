@@ -114,7 +114,6 @@ def _clock(at: float) -> str:
 
 
 def _count(entry: Mapping[str, Any]) -> str:
-    """Show the minimum and the maximum of a count."""
     least = entry["count"] - entry["error"]
     return f"{least:,}" if not entry["error"] else f"{least:,} to {entry['count']:,}"
 
@@ -137,7 +136,7 @@ _CLIENTS = "", "Client", "Rule", "Count", "Per second", "Since"
 
 
 def clients_of(figures: Figures, kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Rules and entries, those seen in the last seconds first, then the greatest."""
+    """Return rules and entries: recent ones first, then by count."""
     found = [(rule, each) for rule in figures["rules"] for each in rule[kind]]
     return sorted(found, key=lambda each: (figures["at"] - each[1]["last"] > 30, each[1]["error"] - each[1]["count"]))
 

@@ -20,7 +20,7 @@ from limitgate.limits.decision import Decision, Window
 from limitgate.messages.text import ORDERS, printable
 
 _ORDER = re.compile(r"\s*::.*::")
-"""A GitHub workflow command, unlike ``::1``."""
+"""A GitHub workflow command. The address ``::1`` isn't one."""
 
 FOUND = 1
 """Exit status for invalid rules, or a refusal."""
@@ -44,7 +44,7 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines; escape control characters and CI commands, which names may contain."""
+    """Print lines. Escape control characters and CI commands, because names may contain them."""
     write("\n".join(map(printable, lines)), err=err)
 
 
@@ -94,7 +94,6 @@ def _line(shown: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> 
 
 
 def _width(text: str) -> int:
-    """Columns in a terminal."""
     if text.isascii():
         return len(text)
     return sum([0 if combining(each) else 2 if east_asian_width(each) in ("W", "F") else 1 for each in text])
@@ -196,7 +195,7 @@ def print_decision(decision: Decision) -> None:
 
 
 def is_banned(decision: Decision) -> bool:
-    """True if a ban refuses: used amounts don't show it."""
+    """True if a ban refuses, which used amounts don't show."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 

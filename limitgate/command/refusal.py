@@ -78,7 +78,7 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _AHEAD = 2 * 366 * 86_400
-"""Tolerated seconds of the store's clock."""
+"""Seconds by which the store's clock may be ahead."""
 
 _Candidate = tuple[Rule, Sequence[str], str]
 """Rule, tiers, bucket key without suffix."""
@@ -118,7 +118,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """A typing error changes the time, or makes the rest unreadable."""
+    """Check the time: a typing error changes it, or makes the rest unreadable."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(
@@ -210,7 +210,7 @@ def _say_unlogged(found: Sequence[_Refused], *, knows_routes: bool) -> None:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
         if absent:
-            say(f"rule {rule.name} counts by {listed(absent)}, which an access log does not have, except JSON with headers")
+            say(f"rule {rule.name} counts by {listed(absent)}, which only a JSON access log with headers has")
         if "path" in labels and not knows_routes:
             say(f"rule {rule.name} counts by route, so an access log needs --app MODULE:APP, which knows the routes")
 

@@ -20,7 +20,7 @@ from limitgate.rules.settings import GateSettings
 from limitgate.stores import MemoryStore
 
 BEGINNING = 1_767_225_600
-"""A Thursday, which starts windows of every length."""
+"""A Thursday on which windows of every length start."""
 _SECOND = 1_000_000
 _CLOSE = 0.001
 """Seconds."""

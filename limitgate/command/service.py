@@ -92,7 +92,7 @@ class Service:
         return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
-        """Return the limits behind the gate: of dependencies or throttles."""
+        """Return limits that apply behind the gate, from dependencies or throttles."""
         route = self.routes.find(request)
         method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]

@@ -77,7 +77,7 @@ class _BlockingStore:
 
 
 def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return a service's store, None for memory of other processes. Raises `click.UsageError`."""
+    """Return a service's store; None if it is the memory of other processes. Raises `click.UsageError`."""
     try:
         store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
     except (ConfigError, ValueError) as error:

@@ -26,7 +26,7 @@ from limitgate.stores import AsyncStore, MemoryStore, SyncStore, open_sync_store
 
 
 class LimitGateConfig(AppConfig):  # type: ignore[misc]  # Django is not typed
-    """Makes Django check settings, middleware and rules when a command starts."""
+    """Has Django check settings, middleware and rules when a command starts."""
 
     name = "limitgate.django"
     label = "limitgate"
@@ -117,7 +117,6 @@ def _order(behind: Sequence[Any], rules: Sequence[Rule], marks: Sequence[Mark]) 
 
 
 def _middleware() -> list[Any]:
-    """Return the middleware in order; None for import errors, which Django reports."""
     classes = []
     for path in settings.MIDDLEWARE:
         try:
@@ -128,7 +127,6 @@ def _middleware() -> list[Any]:
 
 
 def _marks() -> list[Mark]:
-    """Return None if views can't be imported, which Django reports."""
     try:
         return [mark for view in views(get_resolver()) for mark in all_marks(view)]
     except Exception:  # noqa: BLE001 - modules of the project may raise anything

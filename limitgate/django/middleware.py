@@ -133,7 +133,6 @@ class LimitGateMiddleware:
         return _completed(response, exchange)
 
     def _refused(self, exchange: DjangoExchange | None, request: Any) -> Any:
-        """Return the response to a refusal, or its awaitable; None if admitted."""
         _leave(exchange, request)
         refusal = None if exchange is None else exchange.refusal
         if refusal is None:
@@ -190,7 +189,7 @@ class DjangoExchange(Exchange):
 
 
 async def _adecide(gate: Gate, request: DjangoRequest) -> DjangoExchange:
-    """Django cancels the request if the client leaves."""
+    """Decide about a request. Django cancels it if the client leaves."""
     admission = await gate.acheck(request, admission_around(_place_of(request.django)))
     exchange = DjangoExchange(gate, admission, request)
     try:
@@ -207,7 +206,7 @@ def _place_of(request: Any) -> dict[str, Any]:
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """Callable in this mode, and renders its response."""
+    """Make a view callable in this mode. It renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -225,7 +224,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Leave in a copy of the scope, which outer code may share."""
+    """Leave the gate in a copy of the scope, because outer code may share the original."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -402,7 +401,7 @@ class DjangoRequest(Request):
 
 
 def _size_of(django: Any) -> int:
-    """Bytes of an ASGI body in a file; 0 if it was read."""
+    """Return the bytes of an ASGI body in a file; 0 if the body was read."""
     stream = django._stream  # noqa: SLF001 - there is no public way
     if django._read_started or not stream.seekable():  # noqa: SLF001
         return 0

@@ -76,7 +76,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
-    """Limits such as ``10/minute``, or ``limits(request)``. Abstract if empty."""
+    """Limits such as ``10/minute``, or ``limits(request)``. The class is abstract if empty."""
     key: ClassVar[Iterable[str]] = (_USER,)
     """Key parts; an anonymous user counts by address."""
     name: ClassVar[str | None] = None
@@ -140,7 +140,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
 
 class _SettingsRates:
-    """Read on use, so that tests can override it."""
+    """The settings' rates, read on use so that tests can override them."""
 
     def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
         rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule by the class's scope; None for no limit or a view's scope."""
+    """The rule for the scope of the class; None if there is no limit, or if the view has the scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
@@ -315,7 +315,7 @@ def _exchange_of(request: Any, rule: Rule | None) -> Exchange | None:
 
 
 def _unbound(throttle: type[Throttle], value: Any) -> Any:
-    """A method becomes a function of the request."""
+    """Turn a method into a function of the request."""
     if not callable(value):
         return value
     required = [each for each in signature(value).parameters.values() if each.default is Parameter.empty]

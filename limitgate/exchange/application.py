@@ -30,7 +30,7 @@ from limitgate.stores import AsyncStore, SyncStore
 
 
 def refused(base: type[Exception], refusal: Refusal, decision: Decision, **options: Any) -> RateLimited:
-    """Return a `RateLimited` that is also a framework's error of class ``base``."""
+    """Return a `RateLimited` that is also an instance of the framework's error class ``base``."""
     kind = _kind(base)  # type: ignore[arg-type]  # Classes are hashable.
     error: Any = kind.__new__(kind)
     initialise: Any = base.__init__
@@ -190,7 +190,7 @@ OF_LIMITERS = {
     "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
 }
 AT_ONCE = 1.0
-"""Seconds that a dropped gate may live."""
+"""Gates dropped within this many seconds are reported."""
 
 
 @lacking("LimitGate", OF_LIMITERS)
@@ -200,7 +200,7 @@ class Around:
     gate: Gate | None = None
     app: Any
     options: Mapping[str, Any]
-    """The command finds the same keys and clients with them."""
+    """The command uses them to find the same keys and clients."""
     NAME: ClassVar[str]
     PUT_AROUND: ClassVar[str]
     ENTRANCES: ClassVar[tuple[str, ...]]
@@ -210,7 +210,7 @@ class Around:
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the inner application if the request came back, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
+        """Return the inner application if the request returns to this gate, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
         exchange: Exchange | None = place.get(EXCHANGE)
         has_passed = place.get(PASSED) is self
         if not has_passed and (exchange is None or exchange.gate is not self.gate or exchange.has_come_back):

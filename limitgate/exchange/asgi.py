@@ -85,7 +85,7 @@ def marked_as_coroutine(function: F) -> F:
 
 
 def _read_along(meter: ResponseMeter, message: Message) -> None:
-    """The last message settles the request before it is sent."""
+    """Let the meter read a message. The last message settles the request before it is sent."""
     kind = message["type"]
     if kind == "http.response.body":
         meter.kept.append(message.get("body") or b"")
@@ -337,7 +337,7 @@ class ASGIExchange(Exchange):
 
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
-        """`send_any` for a response that is read along: faster for chunks."""
+        """A faster `send_any` for the chunks of a response that the meter reads."""
         kept = self._kept
         if kept is not None and message.get("more_body"):
             chunk = message.get("body") or b""
@@ -383,7 +383,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _begin_refused(self, message: Message, refusal: Refusal) -> None:
-        """Keep a message that already answers the refusal."""
+        """Keep the start of a response that may already answer the refusal."""
         if not self._is_answered_by(message, refusal):
             await self.refuse_late(has_asked_handlers=True)
             return
@@ -405,7 +405,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _send_wholly(self, message: Message) -> None:
-        """Wait until another message could be sent; servers such as uvicorn wait only before they accept one."""
+        """Send a message and wait until another one could be sent. Servers such as uvicorn wait only before they accept one."""
         if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
@@ -449,7 +449,7 @@ class ASGIExchange(Exchange):
         await self._send_refusal(refusal, kind)
 
     async def _have_answered(self, answer: ASGIApp, refusal: Refusal) -> None:
-        """If the handler fails, send the plain refusal and raise its error."""
+        """Have the handler answer. If it fails, send the plain refusal and raise the handler's error."""
         try:
             await answer(self.scope, self._receive, self._sending(refusal.waiting))
         except Exception:
@@ -501,7 +501,6 @@ class ASGIExchange(Exchange):
             await self.gate.refunds.asettle(self._admission)
 
     def _detach(self) -> None:
-        """Break reference cycles through the scope, and stop listening."""
         # Nothing has changed since.
         if len(self.scope) != self._shown:
             show_outside(self.scope, self._outer_scope)

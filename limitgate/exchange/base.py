@@ -18,13 +18,13 @@ from limitgate.rules.decorators import Mark
 EXCHANGE = "limitgate.exchange"
 """Key in a scope or environ; None if the gate is disabled."""
 PASSED = "limitgate.passed"
-"""Key of the middleware that forwarded without a decision."""
+"""Key of the middleware that forwarded the request without a decision."""
 REFUSAL_ID = "limitgate.refusal_id"
 OUTCOME = "limitgate.outcome"
 
 
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
-    """Return the admission to the nearest outer gate without a response."""
+    """Return the admission at the nearest outer gate, unless its response has begun."""
     exchange = place.get(EXCHANGE)
     return unanswered(exchange.open_admission()) if isinstance(exchange, Exchange) else None
 
@@ -110,7 +110,7 @@ class Exchange:
         return self._admission.marks
 
     def sent(self) -> None:
-        """Note the end of the response, and make refunds."""
+        """Note the end of the response, and refund."""
         self._admission.sent()
         self.settle()
 

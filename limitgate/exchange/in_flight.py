@@ -17,14 +17,14 @@ from limitgate.http.request import Scope
 T = TypeVar("T")
 
 _READ_ALL = frozenset({"read", "readall", "readlines"})
-"""Read the whole body without a size."""
+"""Methods that read the whole body if no size is given."""
 _READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGINNINGS}) - {"http.response.start"}
-"""End the load: a WebSocket handshake, or a file sent by the server."""
+"""Messages after which the application has no more work: a WebSocket handshake, or a file that the server sends."""
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """Outer middleware may change the header list, so copy it."""
+    """Refuse a request. Copy the header list, because outer middleware may change it."""
     refusal: Any = admission.refusal
     if admission.rules.counts is not None:
         admission.rules.counts.count("refused", "nobody")
@@ -89,7 +89,7 @@ class ASGIExchangeInFlight(ASGIExchange):
 
 
 async def for_client(call: Awaitable[T], permits: Permits) -> T:
-    """A call that doesn't return immediately waits for the client."""
+    """Await a call. While it doesn't return immediately, it waits for the client."""
     steps: Any = call
     try:
         if type(steps) is CoroutineType:
@@ -126,7 +126,7 @@ def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
 
 
 class UploadInFlight:
-    """A WSGI body of ``length`` bytes; None if unknown."""
+    """A WSGI body of ``length`` bytes, None if unknown."""
 
     def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
         self._stream = stream
@@ -172,7 +172,7 @@ def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
 
 
 def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
-    """Only the time to make chunks counts as work."""
+    """Yield the chunks. Only the time to make them counts as work."""
     iterator: Iterator[bytes] | None = None
     while True:
         permits.busy()

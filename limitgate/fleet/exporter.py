@@ -1,6 +1,6 @@
-"""Adds up the counters of all processes for Prometheus, ended ones included.
+"""Adds up the counters of all processes for Prometheus, including ended ones.
 
-Each start of a process has an id, so the sum never falls. The store keeps the totals across restarts of the exporter.
+Each start of a process has a new id, so the sum never falls. The store keeps the totals across restarts of the exporter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Series = tuple[str, tuple[str, ...]]
 
 
 class Totals:
-    """Counters by process, and the sum of those long gone. Times are Unix seconds."""
+    """Counters by process, and the sum of those that ended long ago. Times are Unix seconds."""
 
     def __init__(self) -> None:
         self._gone: dict[Series, list[float]] = {}
@@ -177,7 +177,7 @@ class FleetCollector:
             self._totals.restore(stored.text)
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: series depend on what processes report."""
+        """Return nothing, because the series depend on the processes."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -67,7 +67,7 @@ class Fleet:
         }
 
     def _note_steps(self, every: Iterable[Snapshot], now: float) -> None:
-        """Steps count from the process' own clock, which may be wrong by hours."""
+        """Note the history. Its times are by the process' own clock, which may be wrong by hours."""
         for snapshot in every:
             ahead = round(_ahead(snapshot, now) / STEP)
             for step, requests, refused in snapshot.history:
@@ -87,7 +87,6 @@ class Fleet:
 
 
 def _process(id_: str, gates: Sequence[Snapshot], of_most: _Revisions, now: float) -> dict[str, Any]:
-    """Add up the gates of a process."""
     latest = max(gates, key=lambda each: each.at)
     failing = max(gates, key=lambda each: each.last_error_at or -math.inf)
     load = max([each.load for each in gates], key=lambda each: (not each.ok, each.at))
@@ -125,7 +124,6 @@ def _revisions(gates: Iterable[Snapshot]) -> _Revisions:
 
 
 def _one(revisions: _Revisions) -> int | None:
-    """None if gates have different rules."""
     return next(iter(revisions)) if len(revisions) == 1 else None
 
 
@@ -230,7 +228,7 @@ def _adaptive(living: Iterable[Snapshot]) -> list[dict[str, Any]]:
 
 
 def _headline(rules: Iterable[Mapping[str, Any]], now: float) -> dict[str, Any] | None:
-    """The client that is refused most; if none is, the one that a shadow rule would refuse."""
+    """Return the client that is refused most, or if none is refused, one that a shadow rule would refuse."""
     found = [
         ((not rule["shadow"], each["per_second"], each["count"] - each["error"]), rule, each)
         for rule in rules

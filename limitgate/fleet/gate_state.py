@@ -1,4 +1,4 @@
-"""What the snapshot of a gate says: its counts since the process started, read when a snapshot is due."""
+"""The content of a gate's snapshot: its counts since the process started, read when a snapshot is due."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from limitgate.rules.rule import RuleSet
 from limitgate.stores import url_of
 
 _LOOKBACK: Final = 5
-"""Snapshots that utilization spans."""
+"""Number of snapshots that utilization covers."""
 
 
 class _Process:
@@ -113,7 +113,6 @@ class GateState:
         self._speaks_for_store = self._speaks_for_process = False
 
     def reset_after_fork(self) -> None:
-        """A child has counted nothing."""
         self._begin()
         self._base = {series: series.values.copy() for series in self._counts.series()}
         self._forget_store()
@@ -182,7 +181,7 @@ class GateState:
             yield calls
 
     def _claim(self) -> None:
-        """Only the first gate that writes reports a shared store and the process, because readers add up the snapshots."""
+        """Let only one gate report the process and a shared store, because readers add up the snapshots."""
         url = url_of(self._store)
         with _process.lock:
             self._speaks_for_store = self._claims(self._store, None, self._forget_store)
@@ -202,7 +201,7 @@ class GateState:
         return True
 
     def _forget_store(self) -> None:
-        """Count later calls and outages only: another gate has reported the earlier ones."""
+        """Count only later calls and outages, because another gate has reported the earlier ones."""
         self._outages_before = getattr(self._store, "outages", 0)
         calls = getattr(self._store, "calls", None)
         if calls is not None:
@@ -265,7 +264,7 @@ class GateState:
         )
 
     def _counters(self, series: Series) -> Iterable[Value]:
-        """Leaves out zeros: readers know all series."""
+        """Yield values other than zero, because readers know all series."""
         values = self._values(series)
         place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):
@@ -283,7 +282,7 @@ _Rates = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 class _Row:
-    """A rule as the snapshots before saw it."""
+    """A rule's counts in the previous snapshots."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: deque[list[Any]] = deque([[0] * len(values)], _LOOKBACK)
@@ -291,7 +290,7 @@ class _Row:
         self._rates: _Rates = {}, {}
 
     def utilization(self, values: Sequence[Any]) -> float:
-        """Mean share of the highest histogram bucket with new counts."""
+        """Return the mean utilization of the highest histogram bucket with new counts."""
         before = self._values[0]
         self._values.append(list(values))
         for bucket in range(len(BOUNDS), -1, -1):
@@ -301,7 +300,7 @@ class _Row:
         return 0.0
 
     def rates(self, tops: Sequence[Top], seconds: float) -> _Rates:
-        """Requests per second by key, of used and refused ones."""
+        """Return used and refused requests per second by key."""
         if seconds >= PERIOD:
             used, refused = (_rates(*each, seconds) for each in zip(tops, self._hits, self._rates))
             self._rates = used, refused

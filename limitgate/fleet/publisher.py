@@ -34,9 +34,9 @@ TIMEOUT: Final = 1.0
 _LAST: Final = 0.5
 _LONGEST_PAUSE: Final = 16.0
 _RENEWAL: Final = 900
-"""Snapshots: half an hour."""
+"""In snapshots: half an hour."""
 _FLEET_BYTES, _LEAST, _MOST_BYTES = 1024 * 1024, 1536, 48 * 1024
-"""Bytes of all snapshots, and bounds of one: large fleets list fewer clients per process."""
+"""Bytes of all snapshots, and the bounds of one snapshot. Large fleets list fewer clients per process."""
 
 
 class Publisher:
@@ -93,7 +93,6 @@ class Publisher:
             self._poller.start()
 
     def reset_after_fork(self) -> None:
-        """A child writes from its first request on."""
         self._tally.at_first = self.start
         self._begin_anew()
         self._state.reset_after_fork()
@@ -133,7 +132,7 @@ class Publisher:
             run(self._store, self._writing())
 
     def _count(self) -> float:
-        """An idle process wakes up for snapshots only."""
+        """Count requests. Return the seconds until the next count: an idle process wakes up only for snapshots."""
         return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:
@@ -148,7 +147,7 @@ class Publisher:
         return not self._state.is_gone and switch.null_store is None and not self._is_closed()
 
     def _is_closed(self) -> bool:
-        """True if no request has used a closed store since: writing would reopen it."""
+        """True if the store is closed and no request has reopened it, because writing would."""
         closings = getattr(self._store, "closings", 0)
         seen = self._state.totals()[0]
         if closings != self._closings:

@@ -25,12 +25,12 @@ from limitgate.stores.base import AsyncFleetStore, ConfigRequest, FleetRequest, 
 from limitgate.stores.memory import MemoryStore
 
 FRESH = 1.0
-"""Minimum seconds that a reading is shared."""
+"""Seconds for which a reading is shared, at least."""
 SHARE = 0.02
 """Share of a core for reading; large fleets are read less often."""
 STALEST = 10.0
 BESIDES_FRESH = 4.0
-"""Seconds that bans and the test of writing are shared."""
+"""Seconds for which the bans, and whether the store accepts writes, are shared."""
 
 
 class FleetReader:
@@ -102,7 +102,7 @@ class FleetReader:
         self._read_at = monotonic()
 
     def _read_besides(self) -> ConfigFlow[None]:
-        """Read bans, and see whether the store can be written to: limits are not applied if it can't."""
+        """Read bans, and test if the store accepts writes: without them, limits don't apply."""
         self._bans = list((yield from self._journal.listing()))
         yield from self._try_to_write()
         self._next_besides = monotonic() + BESIDES_FRESH
@@ -153,7 +153,7 @@ class FleetReader:
         if self._cannot_write is not None:
             return f"the store cannot be written to, so no process can report: {self._cannot_write}"
         if isinstance(self._store, MemoryStore):
-            return "memory:// shows only this process, and no gate in it uses this store, or the option fleet is off"
+            return "memory:// shows only this process, where no gate uses this store or the option fleet is off"
         return (
             f"no process has written a snapshot with key_prefix {self._key_prefix!r} for 10 seconds: no service is running, "
             "it uses another store, database or key_prefix, or its option fleet is off"

@@ -1,8 +1,8 @@
 """Finds the most frequent names of a stream with little memory. Pure.
 
-Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter; others share
-the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises the
-counts that matter by n / cells, and not by n / size.
+Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter; others
+share the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises
+the largest counts by n / cells instead of n / size.
 
 The true count of a name with a counter is in ``[hits - error, hits]``, that of any other name is at most `floor`.
 """
@@ -24,9 +24,9 @@ class Entry(NamedTuple):
     key: str
     hits: int
     error: int
-    """Maximum of hits that belong to others."""
+    """Maximum of ``hits`` that belong to other names."""
     since: float
-    """Start of this run, which has no pause above `PAUSE`."""
+    """Start of the hits without a pause longer than `PAUSE`."""
     last: float
 
 
@@ -42,7 +42,7 @@ class Sketch:
         self.total: int = 0
         self._cells = cells
         self._filter: array[int] | None = None
-        """Created when a name finds no counter."""
+        """Created when no counter is free."""
         self._counts: dict[str, int] = {}
         self._errors: dict[str, int] = {}
         self._since: dict[str, float] = {}
@@ -50,7 +50,7 @@ class Sketch:
         self._floor = 0
         """Lower bound of the counts; saves a search for most names of a flood."""
         self._lowest: list[str] = []
-        """Names that had this count."""
+        """Names that had this count when they were last searched."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -115,7 +115,7 @@ class Sketch:
         self._put(key, count, before, now)
 
     def _least(self) -> str:
-        """Find all names with the least count at once, because a flood asks for many."""
+        """Return a name with the least count. Search for all of them at once, because a flood replaces many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -155,7 +155,7 @@ def top(sketch: Sketch) -> Top:
 def merge(tops: Iterable[Top], most: int | None = None) -> Top:
     """Add the counts of streams. Errors add up: a name may also be in streams that don't list it.
 
-    Of runs with a pause between them, the later one is reported. With ``most``, the top names only.
+    If hits have a pause between them, ``since`` is the start of the later ones. ``most`` is the number of names to return.
     """
     listed = list(tops)
     if len(listed) == 1:
@@ -188,7 +188,7 @@ def merge(tops: Iterable[Top], most: int | None = None) -> Top:
 class RecentSketch:
     """A sketch of the current period of `PERIOD` seconds and the previous one.
 
-    Periods begin at multiples of Unix time, so that all processes agree.
+    Periods begin at multiples of `PERIOD` in Unix time, so that they are the same in all processes.
     """
 
     __slots__ = ("_before", "_current", "_period")

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 Labels = tuple[str, ...]
 Value = tuple[str, Labels, Sequence[float]]
-"""Instrument, labels, and value: bucket counts and the sum for a histogram."""
+"""Instrument, labels and value. The value of a histogram is its bucket counts and sum."""
 
 
 class UnreadableError(ValueError):
@@ -54,7 +54,7 @@ class RuleState:
     limits: Sequence[Mapping[str, str]] = ()
     """As written: limit, algorithm and align."""
     rates: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
-    """Requests per second of used and refused keys, over the last period; others stand still."""
+    """Requests per second by key, used and refused, over the last period. Other keys have none."""
     would_refuse: int | None = None
     """Refusals of a shadow rule, which are in ``refusals``. None for another rule."""
 
@@ -99,7 +99,7 @@ class Snapshot:
     adaptive: Sequence[tuple[str, str, int, int]] = ()
     """Rule, tier, limit, in flight."""
     counters: Sequence[Any] = ()
-    """Of `Value`; as received, once decoded: see `read_values`."""
+    """Entries are `Value`, or in a decoded snapshot as received, see `read_values`."""
     gauges: Sequence[Any] = ()
     ended: bool = False
     names: str = "masked"
@@ -161,7 +161,7 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
 
 
 def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
-    """Clients are in columns, which are read several times as fast as rows."""
+    """Return rules with clients in columns, which are several times faster to read than rows."""
     listed, entries, names = [], list[Entry](), list[str]()
     moving: dict[int, int] = {}
     for rule in rules:
@@ -248,7 +248,7 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
 def _history(rows: Any) -> list[tuple[int, int, int]]:
     flat = _wholes([*chain.from_iterable(rows)])
     if set(map(len, rows)) - {3}:
-        raise ValueError("a step has other than three numbers")
+        raise ValueError("a step does not have three numbers")
     return list(zip(flat[::3], flat[1::3], flat[2::3]))
 
 
@@ -313,7 +313,6 @@ def _value(kept: Sequence[Any]) -> Value:
 
 
 def _each(kept: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
-    """Skip damaged entries."""
     found: list[T] = []
     for each in kept:
         with suppress(TypeError, ValueError, LookupError, AttributeError, OverflowError):
@@ -329,7 +328,7 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """The result is cached, because processes report the same texts."""
+    """Make text printable and short. Cached, because processes report the same texts."""
     return shortened(printable(text), longest)
 
 

@@ -1,7 +1,7 @@
 """Collects which clients use the rules of a gate, and which are refused.
 
 A request only queues its reading. A timer or a thread counts the queue: the metrics of rules, and two sketches of clients per
-rule. One of a client's requests provides its name, because its key is a digest.
+rule. A client's key is a digest, so one of its requests provides the name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERIOD: Final = 0.25
 """Seconds between counts."""
 MUCH: Final = 200
 MOST: Final = 2048
-"""Readings in a queue; a request counts any more."""
+"""Maximum of readings in a queue. Beyond it, a request counts them."""
 NAMES: Final = 32
 """Clients named per period."""
 LONGEST: Final = 128
@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
-"""By the option ``names``."""
+"""Names a client by the option ``names``."""
 
 
 class Clients:
@@ -42,9 +42,9 @@ class Clients:
         self.refused: RecentSketch = RecentSketch()
         self.names: dict[str, str] = {}
         self.free: int = NAMES
-        """Clients that may get a name early."""
+        """Number of clients that may still get a name early."""
         self.has_newcomers: bool = True
-        """Whether admitted requests look for such clients."""
+        """True if admitted requests look for such clients."""
         self._named = 0
 
     def wants(self, key: str) -> bool:
@@ -68,7 +68,10 @@ class Clients:
         return _by_digest(used), _by_digest(refused), names
 
     def renew(self, *, is_busy: bool) -> Iterable[str]:
-        """Begin a period. After a busy one without new clients, admitted requests save the look for them; refusals don't."""
+        """Begin a period.
+
+        After a busy period without new clients, admitted requests don't look for new ones; refused requests do.
+        """
         before, self._named = self._named, len(self.names)
         self.free = min(NAMES, max(0, SIZE - self._named)) if self.used.has_room else 0
         self.has_newcomers = not (is_busy and self._named == before)
@@ -132,7 +135,7 @@ class Tally:
             self.count(waits=False)
 
     def count(self, *, waits: bool = True) -> int:
-        """Count the queues; return the number of requests. Without ``waits``, leave them to another thread that is counting."""
+        """Count the queues, and return the number of requests. If ``waits`` is False and another thread counts, do nothing."""
         counted = 0
         if not self.lock.acquire(blocking=waits):
             return 0
@@ -177,7 +180,7 @@ class Tally:
 
 
 class CountsRules(Protocol):
-    """Counts readings of one template for the metrics of its rules."""
+    """Counts readings for the metrics of the rules. The readings have the same template."""
 
     charged: Callable[[Sequence[Any]], None]
     charged_many: Callable[[Sequence[Sequence[Any]]], None]
@@ -185,7 +188,7 @@ class CountsRules(Protocol):
 
 
 Place = tuple[int, str, Clients, Name]
-"""Place of a rule's first key, its name, its clients, and how to name one."""
+"""Place of a rule's first key, the rule's name, its clients, and a function that names a client."""
 
 
 class _Pending:
@@ -238,7 +241,6 @@ T = TypeVar("T")
 
 
 def _taken(queue: list[T]) -> list[T]:
-    """Remove and return all entries. Other threads may append meanwhile."""
     count = len(queue)
     taken = queue[:count]
     del queue[:count]
@@ -248,7 +250,7 @@ def _taken(queue: list[T]) -> list[T]:
 class Queue:
     """Uncounted readings of one prepared plan, in place of its counter.
 
-    With ``defers``, they also count for metrics, by ``count_many``.
+    With ``defers``, ``count_many`` also counts them for metrics.
     """
 
     __slots__ = (
@@ -282,7 +284,7 @@ class Queue:
         self.queue: list[Any] = self._pending.readings
         self.others: list[Any] = self._pending.others
         self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
-        """False for keys of which a client is still to be named. None if there are no such keys at present."""
+        """Returns False if a client of these keys needs a name. None if no client does at present."""
         tally.take(self, self._pending)
 
     def renew(self) -> None:

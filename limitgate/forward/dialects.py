@@ -63,7 +63,7 @@ PLACES = listed([dialect.place for dialect in _DECLARED])
 class UndescribedError(Exception):
     """The subrequest doesn't describe a request. ``detail`` has no client data.
 
-    ``diagnosis`` is None if the client is to blame.
+    ``diagnosis`` is None if the client caused the error.
     """
 
     def __init__(self, diagnosis: Diagnosis | None, *values: str, detail: str) -> None:

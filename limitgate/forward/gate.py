@@ -139,14 +139,13 @@ class ForwardGate:
                 scope[name] = request[name]
 
     def _note_missing(self, request: Scope, place: str, client: str, method: str) -> None:
-        """``client`` and ``method`` name the headers that are missing there."""
         if not any(name == _FORWARDED_FOR for name, _ in request["headers"]):
             self._mistaken[Diagnosis.NO_CLIENT].log(place, place, client)
         if request["method"] == ANY_METHOD:
             self._mistaken[Diagnosis.NO_METHOD].log(place, place, method)
 
     async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A forwarded WebSocket handshake looks like one to the server."""
+        """Answer a subrequest with the headers of a WebSocket handshake, which the server takes for a handshake."""
         await receive()
         if _DENIAL not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": 1008, "reason": "expected a subrequest without Upgrade"})
@@ -201,7 +200,6 @@ def _peer(scope: Scope) -> str | None:
 
 
 def _told_by(scope: Scope, dialect: Dialect) -> str | None:
-    """Return the dialect or headers by which a peer describes a request; None for a request that is no subrequest."""
     describing = (*dialect.uris, *dialect.methods, _FORWARDED_FOR)
     place = f"the path {dialect.place}" if dialect.name else None
     return next((name.decode() for name, _ in scope["headers"] if name in describing), place)

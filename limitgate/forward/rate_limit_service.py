@@ -58,7 +58,7 @@ async def started(gate: ForwardGate, address: str) -> aio.Server:
 
 
 def scope_of(request: Request, peer: str, api_key_header: str) -> Scope:
-    """The first of several entries for one thing counts."""
+    """Return the scope of the described request. The first of several equal entries counts."""
     found: dict[str, str] = {}
     for descriptor in request.descriptors:
         for entry in descriptor.entries:
@@ -90,7 +90,6 @@ def _hits(request: Request) -> int | None:
 
 
 def _address(peer: str) -> tuple[str, int] | None:
-    """Parse ``ipv4:192.0.2.1:50000`` or ``ipv6:%5B::1%5D:50000``; None for a unix socket."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return None

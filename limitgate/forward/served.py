@@ -61,7 +61,6 @@ class Served:
 
 
 def _metrics() -> ASGIApp:
-    """Return the metrics, in multiprocess mode the sum of all workers."""
     from prometheus_client import REGISTRY, CollectorRegistry  # noqa: PLC0415 - an extra
 
     from limitgate.prometheus import MultiProcessCollector, make_asgi_app  # noqa: PLC0415 - an extra

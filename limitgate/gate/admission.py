@@ -90,7 +90,7 @@ class Admission:
     rules: ActiveRules
     marks: Container[Mark] = ()
     is_plain: bool
-    """False if code needs more than rate fields."""
+    """False if some code needs more than rate fields."""
     prepared: PreparedPlan | None = None
     plan: PlainSpend | None
     rest: Flow[None] | None
@@ -100,9 +100,9 @@ class Admission:
     has_begun: bool
     is_counted: bool = False
     sent_status: int | str | None = None
-    """Code, or a status line."""
+    """Status code, or a status line."""
     waited: float = 0.0
-    """Seconds of silence not in ``budget`` yet."""
+    """Seconds of silence that aren't in ``budget`` yet."""
     refusal: Refusal | None = None
     is_shed = False
     turn: Turn | PermitWait | None = None
@@ -113,11 +113,11 @@ class Admission:
     inner: Sequence[Admission] = ()
     messages: RequestPlan | None = None
     client_left = False
-    """Later responses are not outcomes."""
+    """After that, a response isn't an outcome."""
     is_sent: bool = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
-    """Set if tokens were charged."""
+    """Set if a rule charged tokens."""
     has_slots: bool = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
@@ -358,7 +358,7 @@ class Admission:
         return self.may_need_refund()
 
     def turn_ended(self, turn: Turn, *, stays: bool) -> None:
-        """Note that the turn has come, or was given up, which refuses the request."""
+        """Note that the turn has come, or that the client left before, which refuses the request."""
         self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
@@ -372,7 +372,7 @@ class Admission:
 
     @property
     def is_undone(self) -> bool:
-        """True if refused before a response, which refunds all charges."""
+        """True if the request was refused before its response began, so that all charges are refunded."""
         return self.refusal is not None and not self.has_begun
 
     @property
@@ -399,7 +399,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> PlainRefund | None:
-        """Return a plain plan's correction; None if it was returned before, or if `refunds` is needed."""
+        """Return the correction of a plain plan; None if already returned, or if `refunds` is needed."""
         if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
             return None
         reading, prepared = self.reading, self.prepared

@@ -1,6 +1,6 @@
 """Bans clients that rules refuse too often, see `limitgate.rules.options`.
 
-The store counts refusals and bans atomically, in one call per bucket at a time, with all refusals since.
+The store counts refusals and sets bans atomically. A bucket has one call at a time, with all refusals since the previous one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        Excludes refusals by a ban, without the store, or with an infinite ``retry_after``.
+        Doesn't count refusals by a ban, without the store, or with an infinite ``retry_after``.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -142,7 +142,7 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
 PAUSE = 1.0
 """Seconds."""
 LAST = 2.0
-"""Seconds at shutdown."""
+"""Seconds to write the last bans at shutdown."""
 
 _Noted = tuple[Ban, Charge]
 
@@ -229,7 +229,7 @@ class BanNotes:
             raise
 
     def _has_more(self) -> bool:
-        """False ends the job; the next ban starts another."""
+        """Return False to end the job; the next ban starts another."""
         with self._lock:
             if not self._waiting:
                 self._job = None

@@ -31,7 +31,7 @@ from limitgate.rules.options import OnError
 class Charging:
     """Charges the requests of one gate. The store has ``timeout`` seconds.
 
-    ``on_error`` is for rules without their own; ``processes`` share the limits during an outage.
+    ``on_error`` applies to rules without their own. ``processes`` share the limits during an outage.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Charging:
 
 
 def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
-    """A shadow rule's refusals are noted as such."""
+    """Note which clients used the rules and which were refused, or would be by a shadow rule."""
     noted: set[tuple[str, bool]] = set()
     behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
     for charge, _, after in decision.evidence:
@@ -176,7 +176,7 @@ def deny(admission: Admission, denying: CompiledRule) -> None:
 
 
 def refuse_without_headers(admission: Admission, outer: Admission | None, error: HeadersTooLargeError) -> None:
-    """The request passes only if no enforced rule may apply."""
+    """Refuse for unreadable headers, unless no enforced rule may apply."""
     end_undecided(admission)
     admission.permits = None
     compiled_rules, admission.marks = admission.rules.planner.may_apply(admission.request)
@@ -187,7 +187,7 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
 def refuse_without_body(
     admission: Admission, outer: Admission | None, compiled_rules: Sequence[CompiledRule], error: BodyError
 ) -> None:
-    """The request passes if none of these rules is enforced."""
+    """Refuse for an unreadable body, unless none of these rules is enforced."""
     if refuse_unread(admission, compiled_rules, error):
         nesting.enter(admission, outer)
     else:
@@ -219,7 +219,7 @@ def _refuse_without_bucket(admission: Admission, refusal: Refusal, rule: str | N
 
 
 def meter_response(admission: Admission, compiled_rules: Sequence[CompiledRule]) -> None:
-    """Have the response read along if one of these rules has charged tokens."""
+    """Read the response's usage if one of these rules charged tokens."""
     rules = list({id(each.rule): each.rule for each in compiled_rules if each.rule.token_kinds}.values())
     if not rules or admission.meter is not None:
         return

@@ -1,4 +1,4 @@
-"""Explains decisions by a real gate whose store only reads."""
+"""Explains decisions, by a real gate with a read-only store."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Explanation(NamedTuple):
     path: str
     rules: Sequence[RuleReason]
     decision: Decision | None
-    """None without a limit."""
+    """None if no limit applies."""
     status: int | None
     """None if the application answers."""
     fields: Fields
-    """Of the refusal, or added to the response."""
+    """Fields of the refusal, or added to the response."""
     unevaluated: Sequence[Rule] = ()
     """Late limits that need dependencies."""
 
@@ -73,11 +73,11 @@ class LookingStore:
         return self.spend(plan, timeout)
 
     def close(self) -> None:
-        """Do nothing: the other store has an owner."""
+        """Do nothing: the owner of the other store closes it."""
 
 
 def explain(gate: Gate, request: Request, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """``late_limits`` are those of dependencies or throttles. Raises `StoreError`."""
+    """Explain the decision on a request. ``late_limits`` come from dependencies or throttles. Raises `StoreError`."""
     admission = gate.check(request, waits=False)
     run(gate.store, late.further(gate, admission, _known(late_limits)), admission.budget)
     return explained(gate, request, admission, late_limits)
@@ -95,7 +95,7 @@ def _known(late_limits: Sequence[Rule]) -> list[LateLimit]:
 
 
 def explained(gate: Gate, request: Request, admission: Admission, late_limits: Sequence[Rule] = ()) -> Explanation:
-    """Explain an admission. Raises `StoreError`."""
+    """Explain a decision. Raises `StoreError`."""
     planner = gate.rules.planner
     if gate.store.failure is not None:
         raise gate.store.failure
@@ -204,7 +204,7 @@ def path_reason(rule: Rule, paths: Sequence[str] | None) -> str | None:
         return f"path {matching[0]} is excluded by {listed(rule.exclude)}"
     if rule.exempt and len(matching) < len(paths):
         other = next(path for path in paths if path not in matching)
-        return f"the path could also be read as {other}, which it does not exempt"
+        return f"the path could also be read as {other}, which the rule does not exempt"
     return None
 
 

@@ -26,13 +26,13 @@ class Awaited(NamedTuple):
     """Error text for sync code."""
 
     def refused(self) -> TypeError:
-        """Close the awaitable, which would warn, and return the error for sync code."""
+        """Return the error for sync code. Close the awaitable, which would warn otherwise."""
         getattr(self.awaitable, "close", bool)()
         return TypeError(self.otherwise)
 
 
 class PendingLimits:
-    """Await this for async callables, then plan again. ``keys`` are rule ids; None: all."""
+    """Limits from async callables. Await this object, then plan again. ``keys`` are ids of rules, or None for all."""
 
     __slots__ = ("_given", "_keys")
 
@@ -56,7 +56,7 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """Remaining coroutines would warn."""
+        """Close the remaining coroutines, which would warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
@@ -92,12 +92,12 @@ def takes_plain(store: object) -> bool:
 
 
 def answers_at_once(store: object) -> bool:
-    """Return True if ``spend`` never blocks."""
+    """True if ``spend`` never blocks."""
     return bool(_beside_spend(store).get("answers_at_once", False))
 
 
 def _beside_spend(store: object) -> Mapping[str, Any]:
-    """A subclass with another ``spend`` has to repeat its attributes."""
+    """Return the attributes of the class that defines ``spend``: a subclass with its own ``spend`` has to repeat them."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return vars(kind)
@@ -105,7 +105,7 @@ def _beside_spend(store: object) -> Mapping[str, Any]:
 
 
 class Budget:
-    """Seconds left for a store. If ``measured``, only its silence counts."""
+    """Seconds left for store calls. If ``measured``, only the store's silence counts."""
 
     __slots__ = ("_is_measured", "left")
 
@@ -124,7 +124,7 @@ class Budget:
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
-    """Run a flow. Errors and interruptions of ``fulfil`` are thrown into it."""
+    """Run a flow, and throw errors and interruptions of ``fulfil`` into it."""
     try:
         wish = next(flow)
         while True:

@@ -42,7 +42,7 @@ class Gate:
     ) -> None:
         self.store = store
         self.rules: ActiveRules = rules
-        """Replaceable: a request reads them once."""
+        """May be replaced at any time: a request reads the attribute once."""
         self.has_begun: bool = False
         """True after a decision that the store didn't make, see `Outages.has_answered`."""
         self.loads: ReloadStats = ReloadStats()
@@ -93,7 +93,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """Decide about a request. With ``waits``, block until the turn. ``outer`` is the next outer gate's admission."""
+        """Decide on a request. With ``waits``, block until its turn. ``outer`` is the admission of the next outer gate."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -117,7 +117,7 @@ class Gate:
         return admission
 
     async def acheck(self, request: Request, outer: Admission | None = None) -> Admission:
-        """`Turns.await_turn` waits for its turn."""
+        """`check` on an event loop, without the wait: call `Turns.await_turn`."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -244,7 +244,6 @@ class Gate:
     def _begin_again(
         self, admission: Admission, outer: Admission | None, identified: Any, wanted: Wanted | None = None
     ) -> Flow[None]:
-        """Charge the request after a wait."""
         self.has_begun = True
         request = admission.request
         found: set[type[Wanted]] = set()
@@ -308,7 +307,7 @@ class Gate:
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
         """Return the flow after a failed plain plan; None for errors other than `StoreError`, which the caller raises.
 
-        Slots are released later, in case they were taken.
+        Releases slots later, because the store may have taken them.
         """
         self.has_begun = True
         plan, prepared = admission.plan, admission.prepared

@@ -17,7 +17,7 @@ from limitgate.observing.logs import somebody
 from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
-"""Rules' bans are dropped first, by their end; then the oldest events."""
+"""Bans by rules are dropped first, in order of their end. Of events, the oldest are dropped."""
 _BY_RULE = "rule "
 T = TypeVar("T")
 _TRIES = 20
@@ -178,7 +178,6 @@ class Journal(JournalFlows):
 
 
 def _list(listed: dict[str, Ban], ban: Ban) -> None:
-    """A ban never shortens another."""
     known = listed.get(ban.keys[0])
     listed[ban.keys[0]] = ban._replace(until=max(ban.until, known.until)) if known else ban
 
@@ -189,7 +188,7 @@ def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
 
 
 def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
-    """Skip invalid entries: a damaged journal must not block bans."""
+    """Read entries. Skip invalid ones: a damaged journal must not block bans."""
     found: list[T] = []
     listed = kept.get(name) if isinstance(kept, dict) else None
     for each in listed if isinstance(listed, list) else ():

@@ -27,7 +27,10 @@ class Load:
     def enter(  # noqa: C901 - each extra call slows down all requests
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """Return False if the request is refused, or has to wait on an event loop. A thread waits here."""
+        """Take permits; a thread waits for them here.
+
+        Return False if refused, or if the request has to wait on an event loop.
+        """
         admission.marks = plan.marks
         permits = admission.permits
         # Otherwise, the request has waited, with or without permits.
@@ -139,7 +142,7 @@ def _show_waiting(admission: Admission, permits: Permits, decision: Decision) ->
 
 
 def end_refused(admission: Admission) -> None:
-    """Release permits at all gates; the limits learn nothing."""
+    """Release permits at all gates, without a sample for the limits."""
     gate: Admission | None = admission
     while gate is not None:
         if gate.permits is not None:

@@ -1,4 +1,4 @@
-"""Nested gates charge separately; the outermost with rate fields adds the joint ones."""
+"""Nested gates charge separately. The outermost gate that has rate fields adds them for all gates."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def raw_response_fields(admission: Admission) -> RawFields:
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Fields of this gate and inner ones, unless an outer gate adds them."""
+    """Return the fields of this gate and inner ones, unless an outer gate adds them."""
     if not admission.is_nested:
         return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):
@@ -97,7 +97,7 @@ def _inner(admission: Admission) -> Iterator[Admission]:
 
 
 def any_has_own_cost(admission: Admission) -> bool:
-    """True if a charging rule counts other than requests."""
+    """True if a charging rule counts something other than requests."""
     return any(
         compiled_rule.rule.has_own_cost
         for each in _of_same_request(admission)

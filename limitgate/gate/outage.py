@@ -29,19 +29,19 @@ from limitgate.stores.memory import MemoryStore
 log: logging.Logger = logging.getLogger("limitgate")
 
 CALM = 0.5
-"""Seconds before a recovery is logged: a full store answers every other request."""
+"""Seconds before a recovery is logged, because a full store still answers some requests."""
 AGAIN = 60.0
 """Seconds between log lines."""
 
 
 Split = tuple[Plan, Plan | None]
-"""Charges of the partly failed store, and those made here afterwards."""
+"""Charges for the part of the store that works, and those that this process makes afterwards."""
 
 
 class Outages:
     """Decides without the store. Each of the ``processes`` grants its share.
 
-    Known bans stay. The store has ``timeout`` seconds to answer again, which calls ``at_recovery``.
+    Known bans stay in force. Store calls have ``timeout`` seconds. Calls ``at_recovery`` when the store answers again.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Outages:
         self.last_error: tuple[str, float] | None = None
         """Text and Unix seconds."""
         self.is_known: bool = False
-        """True while further answers change nothing."""
+        """True while more answers would change nothing."""
         self.has_answered: bool = False
         self.at_first_answer: list[Callable[[], object]] = []
         """Called in any thread."""
@@ -120,7 +120,7 @@ class Outages:
         return self._with_rest(request_plan, outcome, reading)
 
     def without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict | Split:
-        """Return a split if the store can still decide in part."""
+        """Decide without the store, or return a split if part of the store still works."""
         charges = request_plan.plan.charges if request_plan.plan else ()
         rest = [charge for charge in charges if charge.key not in error.keys] if error.keys else []
         local = self._local(request_plan, rest, error)
@@ -135,7 +135,7 @@ class Outages:
         return Plan.spend(rest), Plan.spend(local) if local else None
 
     def release_later(self, plan: AnyPlan | None, keys: frozenset[str] = frozenset()) -> None:
-        """Release slots the store may have taken; no ``keys`` means all."""
+        """Release slots that the store may have taken. Without ``keys``, release all."""
         charges = plan.charges if plan else ()
         self.store_slots.release_later([charge for charge in charges if not keys or charge.key in keys])
 
@@ -152,7 +152,7 @@ class Outages:
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
-        """This process' share of charges outside ``rest``; None if a rule is ``closed``."""
+        """Return this process' share of the charges that aren't in ``rest``; None if a rule is ``closed``."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             if charge in rest or not compiled_rule.enforced:
@@ -171,7 +171,7 @@ class Outages:
         return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
-        """Read a bucket only if it is banned."""
+        """Carry out a plan in this process. If a bucket is banned, only read."""
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:
@@ -181,7 +181,7 @@ class Outages:
         return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
-        """Out of memory, ``open`` needs the rule's own option."""
+        """Return a rule's policy. If Redis is out of memory, ``open`` applies only if the rule itself sets it."""
         if error.fault == "overload":
             return "local"
         if compiled_rule.rule.on_error:

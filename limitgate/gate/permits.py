@@ -32,7 +32,7 @@ BUFFERED = 65_536
 """Bytes that a server buffers before it waits for the client."""
 IPV6_PREFIX = 64
 MOST_DIGITS = 20
-"""Python refuses to parse thousands."""
+"""Maximum digits to parse: Python refuses thousands."""
 
 Stay = Callable[[Any], Awaitable[bool]]
 """Returns False if the client leaves first."""
@@ -68,7 +68,7 @@ class ProxyGuard:
         return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
     def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
-        """True after ``waited`` seconds in a queue."""
+        """True if a request that waited ``waited`` seconds in a queue is refused."""
         with self._lock:
             queue = self._queues.get(proxy)
             if queue is None:
@@ -130,7 +130,7 @@ class Permits:
         waiter: Callable[[], WaitingTask | WaitingThread],
         guard: Guard | None = None,
     ) -> bool:
-        """Return True with all permits; False if the request waits, is refused, or lacks a shadow rule's.
+        """True if the request has all permits; False if it waits, is refused, or lacks the permit of a shadow rule.
 
         ``waiter`` waits in a task or a thread.
         """
@@ -155,7 +155,7 @@ class Permits:
         return is_whole
 
     def resolve_client(self, request: Request) -> None:
-        """Refusals must be cheap, so call this with permits only."""
+        """Find the client. Call this only with permits, because refusals must be cheap."""
         self.client = client = group_of(request.resolved_client())
         for _, permit in self.held:
             permit.client = client
@@ -261,7 +261,7 @@ class Permits:
         return refused_in_flight(self.in_force, float(dict(refusal.waiting)["Retry-After"]))
 
     def count(self) -> None:
-        """Count an admitted request for rules that count nowhere else."""
+        """Count an admitted request for rules without other limits."""
         held = [places for places, _ in self.held]
         for compiled_rule, (_, limit, remaining) in zip(self.adaptive.compiled_rules, self.in_force):
             # It got this permit only after the booked turn.
@@ -279,7 +279,7 @@ class Permits:
                 yield Window(compiled_rule.name, limit.limit, 0, remaining, limit.limit - remaining, 0.0, 0.0)
 
     def starts(self, status: object, fields: Sequence[tuple[bytes, bytes]]) -> None:
-        """An event stream releases the permits."""
+        """Note the start of a response. An event stream releases the permits."""
         # The application does not wait for the rest of the body.
         if self.idle_since is not None:
             self.busy()
@@ -296,7 +296,10 @@ class Permits:
                 self.end("untaught")
 
     def sends(self, size: int) -> None:
-        """The last declared byte releases the permits, as do an unknown length and more than `BUFFERED` bytes."""
+        """Note sent bytes.
+
+        Release the permits after the last declared byte, or without a sample if the length is unknown or above `BUFFERED`.
+        """
         if not self.held:
             return
         self._sent += size
@@ -311,7 +314,7 @@ class Permits:
         return int(lengths[-1]) if lengths and lengths[-1].isdigit() and len(lengths[-1]) <= MOST_DIGITS else None
 
     def end(self, outcome: Outcome | None = None) -> None:
-        """Release all permits. ``outcome`` overrides that of the response."""
+        """Release all permits. ``outcome`` replaces the outcome of the response."""
         held = self.held
         while held:
             places, permit = held.pop()

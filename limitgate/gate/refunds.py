@@ -1,4 +1,4 @@
-"""Refunds charges and releases slots; both stay if the store fails."""
+"""Refunds charges and releases slots. If the store fails, charges and slots stay."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Refunds:
             self._failed(slots, error)
 
     async def asettle(self, admission: Admission) -> None:
-        """Completes even if cancelled or out of time."""
+        """`settle` on an event loop. Completes even if cancelled or out of time."""
         if self._answers_at_once or (switch.stand_in is not None and switch.stand_in(self._store) is not None):
             self.settle(admission)
             return
@@ -114,7 +114,6 @@ class Refunds:
         return refund if refund.keys else None, slots
 
     def _corrections(self, refunds: Sequence[Refund]) -> Corrections:
-        """Correct buckets of this process; return the rest."""
         charges: list[Charge] = []
         slots: list[Charge] = []
         for charged, costs in refunds:
@@ -130,7 +129,6 @@ class Refunds:
         return Plan.adjust(charges) if charges else None, slots
 
     def _send(self, plan: AnyPlan, slots: Taken, over: asyncio.Future[None] | None = None) -> asyncio.Future[Any] | None:
-        """Return None after immediate failure. ``over`` completes with the corrections."""
         try:
             sent: asyncio.Future[Any] = asyncio.ensure_future(self._store.aspend(plan, self._timeout))
         except BaseException as error:  # noqa: BLE001 - as in `settle`
@@ -157,7 +155,6 @@ class Refunds:
                 self._failed(slots, error)
 
     def _failed(self, slots: Taken, error: BaseException) -> None:
-        """Release slots later. Raise errors other than `StoreError`."""
         self.slot_keeper.release_later(slots)
         if not isinstance(error, StoreError):
             raise error

@@ -1,6 +1,6 @@
 """Makes and logs refusals, with ids whose key is derived from ``secret`` or kept in the store.
 
-Requests never wait for the key: a process starts with a random one. Later refusals poll the store and restore a lost key.
+Requests never wait for the key: a process starts with a random one. Later refusals poll the store, and restore the key if lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AGAIN = 60.0
 """Seconds between polls."""
 _TRIES = 8
 _MOST = 64
-"""The first key is in force; the others were used before it was known."""
+"""Maximum of keys. The first one is in force; processes used the others before they knew it."""
 
 
 def place_of_keys(key_prefix: str) -> str:
@@ -86,7 +86,7 @@ class Refusals:
         now: int,
         compiled_rules: Sequence[CompiledRule],
     ) -> Refusal:
-        """``key`` names the bucket, ``rules`` refused, ``now`` is Unix µs."""
+        """Make a refusal by ``rules`` for the bucket ``key``. ``now`` is Unix µs."""
         self._has_written = True
         rule = decision.rule
         for each in compiled_rules:
@@ -123,7 +123,7 @@ class Refusals:
                 self._under_way = daemon("refusals", self._agree_here, self._store, closings)
 
     def before_fork(self) -> None:
-        """The child must not inherit locked locks."""
+        """Wait for the thread, because the child must not inherit locked locks."""
         thread = self._under_way
         if isinstance(thread, threading.Thread) and thread is not threading.current_thread():
             thread.join(_TIMEOUT)

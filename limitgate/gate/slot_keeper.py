@@ -1,6 +1,7 @@
 """Renews and releases this process' slots, see limitgate/algorithms/concurrency.py.
 
-Each event loop has a timer, all threads share one. Slots with a lost reply or a collected holder are released.
+Each event loop has a timer; all threads share one thread. Slots are released if their reply is lost or their holder is
+garbage collected.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ AGAIN = 1.0
 SOON = 0.05
 """Seconds before abandoned slots are released."""
 MANY_RELEASES = 100
-"""Trigger an early batch."""
+"""Number of releases that triggers an early batch."""
 MAX_RELEASES = 10_000
-"""Further slots expire."""
+"""Maximum of queued releases. Further slots expire."""
 
 
 Taken = Sequence[Charge] | PlainSpend
@@ -48,7 +49,7 @@ Taken = Sequence[Charge] | PlainSpend
 class _Held(NamedTuple):
     slot: int
     taken: Sequence[Charge] | PlanTemplate
-    """A template, because a plan would keep the request alive."""
+    """Charges or a template, because a plan would keep the request alive."""
     keys: Sequence[str]
     holder: ref[object]
 
@@ -65,7 +66,7 @@ class _Renewer:
         self.slot_keeper = slot_keeper
         self.held: dict[int, _Held] = {}
         self.releases: dict[tuple[str, int], tuple[Charge, float]] = {}
-        """With the slot's expiry, monotonic seconds."""
+        """Charge and expiry of each slot, in monotonic seconds."""
         self.due_at: float | None = None
         """Monotonic seconds; None if nothing is held."""
         self._has_failed = False
@@ -80,7 +81,7 @@ class _Renewer:
             self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
-        """False if the slot is not held here."""
+        """Stop renewing a slot. Return False if it isn't held here."""
         return self.held.pop(slot, None) is not None
 
     def release_later(self, charges: Sequence[Charge]) -> None:
@@ -95,7 +96,7 @@ class _Renewer:
         self.schedule(SOON if len(self.releases) >= MANY_RELEASES and not self._has_failed else AGAIN)
 
     def renewal(self) -> Flow[None]:
-        """Renew slots and make releases; retry failures soon."""
+        """Renew and release slots; retry failures soon."""
         for slot, held in self.held.copy().items():
             if held.holder() is None and self.let_go(slot):
                 self.release_later(held.charges)
@@ -147,7 +148,7 @@ class _Renewer:
         self.schedule(AGAIN)
 
     def hasten(self) -> None:
-        """Takes no lock: the garbage collector may call this."""
+        """Renew soon. Takes no lock, because the garbage collector may call this."""
         raise NotImplementedError
 
     def schedule(self, seconds: float) -> None:

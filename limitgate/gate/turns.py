@@ -1,7 +1,7 @@
 """Waits for booked turns and permits, in a thread or on an event loop.
 
-Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up, and the last turn is refunded, because
-a bucket can take back only that one. Turns in GCRA buckets also move up after refunds ahead of them.
+Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up, and the last turn is refunded: a
+bucket can only take back the last one. Turns in GCRA buckets also move up after refunds ahead of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TurnWaiter = asyncio.Future[Turn]
 
 
 def book(charged: tuple[Receipt, ...], now: int, delay: float) -> tuple[tuple[Receipt, ...], Turn]:
-    """Split charges: made now, or booked ``delay`` seconds after ``now`` (Unix µs)."""
+    """Split charges into those made now, and those booked ``delay`` seconds after ``now`` (Unix µs)."""
     ahead = [_part(each, is_ahead=True) for each in charged]
     rest = [_part(each, is_ahead=False) for each in charged]
     booked = tuple([part for part in ahead if part.plan.charges])
@@ -86,7 +86,7 @@ class WaitQueues:
         return given._replace(charged=tuple([mine._replace(plan=each.plan, reading=each.reading) for mine, each in both]))
 
     def move_up(self, returned: Sequence[Returned]) -> None:
-        """Move up turns behind refunded charges, those of other event loops slightly later."""
+        """Move up the turns behind refunded charges. Turns of other event loops move slightly later."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -100,7 +100,7 @@ class WaitQueues:
                     loop.call_soon_threadsafe(_move_up, queues, returned, context=Context())
 
     def as_last(self, given_up: Turn) -> Turn:
-        """Pretend that the turns behind it were booked before it, so that the bucket takes it back."""
+        """Return the turn as if it had been booked last, so that the bucket takes it back."""
         queues = self._queues.get(asyncio.get_running_loop(), {})
         behind = [bucket for queue in queues.values() for bucket in queue.booked()]
         return given_up._replace(charged=tuple([_behind(each, behind) for each in given_up.charged]))
@@ -145,7 +145,7 @@ class _WaitQueue:
             self._timer = waiting.call_at(loop, self._turns[0].due_at, self._call)
 
     def _call(self) -> None:
-        """Skip waiters that are about to leave."""
+        """Wake the waiter whose turn has come. Skip waiters that are about to leave."""
         self._timer = None
         staying = iter([waiter for waiter in self.waiters if not waiter.done()])
         now = waiting.monotonic()
@@ -168,7 +168,7 @@ def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> 
 
 
 def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
-    """Return the turn of other receipts for the same charges."""
+    """Return the turn with other receipts for the same charges."""
     if all(map(is_, charged, turn.charged)):
         return turn
     due_us = max(
@@ -215,7 +215,6 @@ def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketR
 
 
 def _kind(turn: Turn) -> tuple[object, ...]:
-    """Return a key that is equal for interchangeable turns."""
     charges = [(each.is_local, charge.key, charge.bucket, charge.cost) for each in turn.charged for charge in each.plan.charges]
     return tuple(charges)
 
@@ -258,7 +257,7 @@ class Turns:
         admission.turn_ended(turn, stays=True)
 
     async def await_turn(self, admission: Admission, stay: Stay) -> bool:
-        """If the client leaves first, refund and return False."""
+        """Wait for a turn. If the client leaves first, refund and return False."""
         if isinstance(admission.turn, PermitWait) and not await self._await_places(admission, admission.turn, stay):
             return False
         turn, permits = admission.turn, admission.permits

@@ -1,4 +1,4 @@
-"""JSON bodies, for keys and callables, and the body of a WSGI request (PEP 3333), given back to the application.
+"""JSON bodies, for keys and callables. Reads the body of a WSGI request (PEP 3333) so that the application can read it again.
 
 A body that is too large, deep or slow raises `BodyError`: otherwise padding would evade limits.
 """
@@ -17,11 +17,11 @@ from limitgate.errors import BodyError, ConfigError
 
 BODY_LIMIT = 65_536
 DEEPEST = 100
-"""Nesting; frameworks allow some hundreds."""
+"""Levels of nesting; frameworks allow some hundreds."""
 LONGEST_READ_S = 10.0
-"""Before any charge or permit."""
+"""Longest read in seconds, before any charge or permit."""
 MOST_PARTS = 4096
-"""Each takes memory beside its bytes."""
+"""Maximum of parts: each takes memory in addition to its bytes."""
 LONGEST_POINTER = 256
 """Characters."""
 
@@ -116,7 +116,7 @@ def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
 
 
 def _spelled(value: float) -> str:
-    """Return one spelling per number, because clients could alternate between 1, 1.0 and 1e0."""
+    """Return the same text for equal numbers, because clients could alternate between 1, 1.0 and 1e0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)

@@ -24,11 +24,11 @@ MAX_HOPS = 32
 MOST_CHARACTERS = 2048
 """Characters of a forwarding header."""
 MAX_LENGTH = 100
-"""With port, brackets and zone."""
+"""Longest address with port, brackets and zone."""
 REMEMBERED, SHORT = 4096, 64
 """Address cache: size, and longest text."""
 UNIX = "unix"
-"""In ``trusted_proxies``: a unix socket."""
+"""The entry of ``trusted_proxies`` for a unix socket."""
 
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052 section 2.1
 _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
@@ -101,7 +101,6 @@ _Address = tuple[str, int, int]
 
 
 def _read(text: str) -> _Address | None:
-    """`canonical`, but faster."""
     text = text.strip()
     if len(text) > MAX_LENGTH:
         return None
@@ -124,7 +123,6 @@ def _remembered(text: str) -> _Address | None:
 
 
 def _spelled_ipv6(number: int) -> str:
-    """RFC 5952, four times as fast as `ipaddress`."""
     text = ":{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:{:x}:".format(*_GROUPS.unpack(number.to_bytes(16, "big")))
     for zeros in _ZEROS:
         before, found, behind = text.partition(zeros)
@@ -155,7 +153,7 @@ class TrustedProxies:
         self._met: dict[str, str] = {}
         self.take_peers: bool = not self.trust_anybody
         self.until_sample: float = 0
-        """Requests until the next search for an untrusted header: 1st, 2nd, 4th, 8th …"""
+        """Requests until the next search for an untrusted header, which searches the 1st, 2nd, 4th, 8th … request."""
         self._next_gap = 0
         self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
@@ -166,11 +164,11 @@ class TrustedProxies:
 
     @property
     def trust_everybody(self) -> list[str]:
-        """IP versions (``IPv4``, ``IPv6``) with all public addresses trusted."""
+        """IP versions (``IPv4``, ``IPv6``) of which all public addresses are trusted."""
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
-        """A peer on a unix socket has no address."""
+        """True if a peer is trusted. On a unix socket, its address is None."""
         if peer is None:
             return self._unix
         return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
@@ -231,9 +229,11 @@ class TrustedProxies:
         return [*found[:-1], found[-1]._replace(why=f"{found[-1].why}, and the last, so this is the client")]
 
     def _search(self, request: Request, peer: str | None) -> None:
-        """Report an untrusted forwarding header (LG006). Samples suffice, because a proxy adds it to all requests.
+        """Report an untrusted forwarding header (LG006).
 
-        If the header contains the peer, the server read the peer from it, maybe for any client (LG002).
+        A sample is sufficient, because a proxy adds the header to all requests.
+
+        If the header contains the peer, the server took it from there, maybe from any client (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1
@@ -264,7 +264,7 @@ class TrustedProxies:
 def _was_chosen(request: Request, forwarded: Sequence[IPv4Address | IPv6Address | None]) -> bool:
     """True if the server let the client choose its address.
 
-    uvicorn keeps only the trusted address (with port 0 if the header has none), and never skips an untrusted public one.
+    uvicorn sets port 0 if the header has no port, and never skips an untrusted public address.
     """
     scope = request.scope
     if scope is None or scope["client"][1] != 0:
@@ -351,9 +351,9 @@ def _like(entry: str) -> str:
 
 
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
-    """Yield elements from the right: client text on the left can't affect what the nearest proxy wrote.
+    """Yield elements from the right, so that the client's text on the left can't affect what the nearest proxy wrote.
 
-    A truncated element isn't skipped, since it may hold client text, such as a long Host.
+    Doesn't skip a truncated element, because it may have text of the client, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
@@ -370,7 +370,6 @@ def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[st
 
 
 def _node(element: str) -> str:
-    """``for`` of a forwarded-element; empty if malformed, missing or repeated."""
     nodes, at = [], 0
     while at < len(element):
         pair = _PAIR.match(element, at)
@@ -383,7 +382,6 @@ def _node(element: str) -> str:
 
 
 def _last_comma(value: str) -> int:
-    """Ignores commas in quotes."""
     end, quotes, comma = len(value), 0, value.rfind(",")
     while comma >= 0:
         quotes += _quotes(value, comma, end)

@@ -18,7 +18,7 @@ from limitgate.messages.text import shortened
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""With the replacement for invalid UTF-8, which Bottle drops."""
+"""Control characters, and the replacement for invalid UTF-8, which Bottle drops."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
@@ -36,14 +36,14 @@ _EXPECTED = "expected for example '/login', '/items/{id}' or '/api/**'"
 LONG, LONGEST = 512, 16_384
 """Characters to interpret completely (0.7 µs each), and to read."""
 _PADDING = 64
-"""Segments, and characters per segment, to strip."""
+"""Segments to strip, and characters per segment."""
 _HIDDEN_BYTES = bytes([*range(0x20), *range(0x7F, 0x100)])
 _SCHEME_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
 _SPACE = "".join(map(chr, range(0x21)))
 
 ANY = "{}"
 REST = "**"
-"""At the end: zero or more segments."""
+"""The end of a pattern: zero or more segments."""
 
 
 def interpretations(path: str, root: str = "") -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _forms(path: str) -> list[str]:
 
 
 def first_interpretation(path: str, root: str = "") -> str:
-    """Beyond `LONG`, the rest of the path stays as sent."""
+    """Return the cleaned path. Beyond `LONG` characters, it stays as sent."""
     rest = below(path, root)
     if len(path) + len(root) <= LONG:
         if _is_tidy(path, root):
@@ -173,7 +173,7 @@ class Reach(NamedTuple):
 
 
 class _TangledError(Exception):
-    """Can't be interpreted in bounded time."""
+    """The path can't be interpreted in bounded time."""
 
 
 def _without_slashes(path: str) -> str:
@@ -185,7 +185,6 @@ def _end_of_slashes(path: str, start: int) -> int:
 
 
 def _may_climb(path: str) -> bool:
-    """False only if no interpretation has ``..``."""
     visible = b"/" + path.encode("utf-8", "surrogatepass").translate(None, _HIDDEN_BYTES)
     return b"/.." in visible and (visible.endswith(b"/..") or any(b"/.." + end in visible for end in (b"/", b";", b"?", b"#")))
 
@@ -221,7 +220,6 @@ def _expected_instead_of(parts: Iterable[str]) -> str:
 
 
 def _meant(part: str) -> str:
-    """Translate other frameworks' syntax, and decode escapes."""
     foreign = _FOREIGN.fullmatch(part)
     if foreign is None:
         return unquote(part)
@@ -267,7 +265,7 @@ def meet(pattern: Sequence[str], other: Sequence[str]) -> tuple[str, ...] | None
 
 
 class PathIndex(Generic[T]):
-    """Maps patterns to values. A lookup depends on the path, not on the number of patterns.
+    """Maps patterns to values. The time of a lookup depends on the path, not on the number of patterns.
 
     A node has literal children, a placeholder child, and values of patterns that end here or in `REST`.
     """
@@ -280,7 +278,7 @@ class PathIndex(Generic[T]):
         self.here: list[T] = []
         self.rest: list[T] = []
         self.depth: int = 0
-        """Of the deepest pattern."""
+        """Segments of the deepest pattern."""
 
     def add(self, pattern: tuple[str, ...], value: T) -> None:
         node = self

@@ -42,7 +42,10 @@ Style = str | Renamed
 
 
 def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Style, ...]:
-    """``names`` maps standard names, in any case. Raises `ConfigError` for unknown or used names."""
+    """Rename fields.
+
+    ``names`` maps standard names to new ones, ignoring case. Raises `ConfigError` for unknown or used names.
+    """
     styles = tuple(styles)
     known = {field.lower(): field for style in styles for field in FIELDS[style]}
     for name in names:
@@ -157,13 +160,13 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """``full_at_us`` is Unix µs, the field seconds; absent if waiting can't help."""
+    """Return the fields. The reset is in seconds, ``full_at_us`` in Unix µs. If waiting can't help, it is left out."""
     fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
     return fields if limit and full_at_us != _NEVER else fields[:2]
 
 
 def raw_x_ratelimit(limit: int, remaining: int, full_at_us: int) -> RawFields:
-    """The result is cached, because most numbers repeat."""
+    """Return `x_ratelimit` in ASGI form. Cached, because most numbers repeat."""
     reset = -(-full_at_us // SECOND)
     try:
         return [_RAW_LIMIT[limit], _RAW_REMAINING[remaining], _RAW_RESET[reset]]
@@ -201,7 +204,6 @@ WINDOW_UNITS = ("second", "minute", "hour", "day")
 
 
 def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
-    """Write two fields per unit, for its tightest window."""
     limits = [limit for _, of_rule in buckets for bucket in of_rule for limit in bucket.limits]
     units = [(limit.unit, limit.burst) for limit in limits]
 
@@ -220,7 +222,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """draft-ietf-httpapi-ratelimit-headers-11 sections 3 and 4: RFC 9651 lists, never empty."""
+    """Write the lists (RFC 9651) of draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4. They are never empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}
@@ -241,7 +243,7 @@ def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
 
 
 def _policies(rule: str, buckets: tuple[Bucket, ...], reserved: frozenset[str]) -> list[tuple[str, str]]:
-    """`Rule` ensures names without escapes."""
+    """Names need no escapes: `Rule` checks them."""
     found: dict[str, str] = {}
     limits = [limit for windows in buckets for limit in windows.limits]
     for limit in limits:
@@ -263,7 +265,6 @@ Units = tuple[tuple[str, int], ...]
 
 
 def _of_provider(style: str, units: Units) -> Writer:
-    """OpenAI or Anthropic: each unit's tightest window."""
     names, written = PROVIDERS[style]
 
     def write(numbers: Numbers) -> Fields:
@@ -283,9 +284,9 @@ def _of_provider(style: str, units: Units) -> Writer:
 
 
 def _as_go_prints(us: int, _: int) -> str:
-    """Go's ``time.Duration``, such as ``12ms``, ``7.66s`` or ``6m0s``, rounded up to ms.
+    """Format a time as Go's ``time.Duration``, such as ``12ms``, ``7.66s`` or ``6m0s``, rounded up to ms.
 
-    Clients may compute the period from it, so whole seconds would mislead.
+    Whole seconds would mislead clients that compute the period from this.
     """
     ms = -(-us // 1000)
     if 0 < ms < 1000:
@@ -297,7 +298,6 @@ def _as_go_prints(us: int, _: int) -> str:
 
 
 def _as_time(us: int, now_us: int) -> str:
-    """Format a time as RFC 3339, rounded up."""
     at = datetime.fromtimestamp(min(-(-(now_us + us) // SECOND), _LATEST), UTC)
     return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -344,5 +344,5 @@ _HAS_MEANING = re.compile(
     "|origin-agent-cluster|permissions-policy|pragma|refer(?:r)?er(?:-policy)?|refresh|retry-after|server|server-timing"
     "|set-cookie|strict-transport-security|te|trailer|transfer-encoding|upgrade|vary|via|warning|www-authenticate"
 )
-"""HTTP, browsers or servers act on these."""
+"""Fields with a meaning for HTTP, browsers or servers."""
 _NAMES_POLICIES = frozenset({"draft-11"})

@@ -24,11 +24,11 @@ _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNE
 
 
 MOST_LINES = 1000
-"""Servers and proxies allow 100, or 32 KB."""
+"""Maximum of header lines. Servers and proxies allow 100, or 32 KB."""
 LONGEST_VALUE = 16_384
-"""Characters, in a key."""
+"""Maximum of characters in a key."""
 LONGEST_NAME = 256
-"""Characters, in rules."""
+"""Maximum of characters in rules."""
 LONGEST_QUERY = 65_536
 """Characters of a query beyond `MOST_FIELDS`."""
 MOST_FIELDS, MOST_ESCAPES = 2048, 1000
@@ -172,7 +172,7 @@ class ASGIHeaders(Headers):
         return {name: ", ".join(values) for name, values in lines.items()}
 
     def _read_names(self) -> list[bytes]:
-        """Some servers don't send lower case."""
+        """Return the names in lower case, which some servers don't send."""
         if len(self._lines) > MOST_LINES:
             raise too_many_lines()
         names = [*map(_NAME, self._lines)]
@@ -192,7 +192,7 @@ def value_too_long() -> HeadersTooLargeError:
 
 
 class TextHeaders(Headers):
-    """Already joined by a server or framework."""
+    """Headers that a server or framework has joined already."""
 
     __slots__ = ()
 
@@ -264,7 +264,8 @@ class Query(str):
     def get(self, name: str, default: str | None = None) -> str | None:
         """Return the first value of ``name``, decoded, or ``default``.
 
-        Raises `ValueError` if escapes beyond `MOST_FIELDS` may hide it, or beyond `MOST_ESCAPES` one is malformed.
+        Raises `ValueError` if escapes may hide the name beyond `MOST_FIELDS`, or if a value has a malformed escape and more
+        than `MOST_ESCAPES`.
         """
         if name not in self._known:
             self._known[name] = self._first(name)
@@ -292,7 +293,7 @@ def _end_of_fields(text: str) -> int:
 
 
 def _find_as_written(name: str, text: str, start: int) -> int:
-    """End of an unescaped name, or -1. Raises `ValueError` if escapes may hide it."""
+    """Return the end of an unescaped name, or -1. Raises `ValueError` if escapes may hide it."""
     if _NEEDS_ESCAPES.search(name) or len(text) > LONGEST_QUERY or text.find("%", start) >= 0:
         raise ValueError(f"the query has more than {MOST_FIELDS} fields, any of which may have the name, expected fewer")
     found = [at for end in "=&" if (at := f"{text}&".find(f"&{name}{end}", start)) >= 0]
@@ -314,7 +315,7 @@ def _escaped(character: str) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Like `urllib.parse.parse_qs`. Raises `ValueError` for many escapes with a malformed one."""
+    """Decode like `urllib.parse.parse_qs`. Raises `ValueError` if one of many escapes is malformed."""
     text = text.replace("+", " ")
     if "%" in text and text.isascii():
         with suppress(UnicodeDecodeError):  # fails for malformed escapes
@@ -330,7 +331,7 @@ def _raw(name: str) -> bytes:
 
 
 class Wanted(BaseException):
-    """Something must be read first. Not an `Exception`, so application code doesn't catch it."""
+    """The request must be read first. Not an `Exception`, so that application code doesn't catch it."""
 
 
 class UserWanted(Wanted): ...
@@ -413,9 +414,9 @@ class Request:
     given_limits: dict[int, Any] | None = None
     """By rule id."""
     met: dict[int, bool] | None = None
-    """``when`` by rule id."""
+    """Results of ``when`` by rule id."""
     document: Any = UNREAD
-    """Parsed JSON; None without a body, `UNREAD` before."""
+    """Parsed JSON; None without a body, `UNREAD` before it is read."""
     raw_body: bytes = b""
     """For `limitgate.llm.costs`."""
     estimate: Any = None
@@ -533,12 +534,12 @@ class Request:
 
     @property
     def method_class(self) -> str:
-        """The method, or ``other`` if invented, so that these share a bucket."""
+        """The method, or ``other`` if unknown, so that invented methods share a bucket."""
         return self.method if self.method in _METHODS else "other"
 
     @property
     def has_too_many_lines(self) -> bool:
-        """True beyond `MOST_LINES`. WSGI servers join lines."""
+        """True if there are more than `MOST_LINES` header lines. Always False under WSGI, where servers join lines."""
         return self.scope is not None and len(self.scope.get("headers", ())) > MOST_LINES
 
     def check_lines(self) -> None:
@@ -655,7 +656,6 @@ def _method(method: str) -> str:
 
 
 def _text(native: str) -> str:
-    """Decode UTF-8 in latin-1; other text stays."""
     try:
         return native.encode("latin-1").decode("utf-8", "replace")
     except UnicodeEncodeError:
@@ -698,9 +698,9 @@ class DescribedRequest(Request):
 
 REQUEST_START = "x-request-start"
 OLDEST_START_S = 60.0
-"""Longer waits aren't plausible: servers time out earlier."""
+"""Longest plausible wait in seconds: servers time out earlier."""
 _LONGEST_TIME = 64
-"""Characters, from the right."""
+"""Characters to read, from the right."""
 _REQUEST_START = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
 _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 

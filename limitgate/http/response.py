@@ -24,7 +24,7 @@ URN = "urn:limitgate:refusal:"
 _DIGITS = 32
 """Hex digits at the end of a key."""
 _TICK = 10_000
-"""µs. Five bytes last until the year 2318."""
+"""In µs. Five bytes last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
 _LEFT, _RIGHT = 9, 10
 """Bytes of the halves: 3 of the rule's tag, 16 of the bucket's digest."""
@@ -33,7 +33,7 @@ _LEFT, _RIGHT = 9, 10
 class RefusalId(NamedTuple):
     """32 characters for time, rule and bucket.
 
-    Without the key, an id reveals only the time. It can be forged, so proves nothing.
+    Without the key, an id reveals only the time. An id can be forged, so it proves nothing.
     """
 
     at: float
@@ -110,7 +110,7 @@ def _bytes_of(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tag_of(rule: str | None) -> bytes:
-    """Three bytes per rule. One in 34 sets of a thousand rules collides."""
+    """Return three bytes for a rule. Among a thousand rules, two have the same bytes in one of 34 cases."""
     return blake2b((rule or "").encode(), digest_size=3).digest()
 
 
@@ -168,7 +168,7 @@ def _refusal(
     wait: int | None,
     is_permanent_ban: bool,  # noqa: FBT001 - `lru_cache` is faster without keywords
 ) -> tuple[Refusal, bytes, bytes]:
-    """The result is cached, because refused clients often retry."""
+    """Cached, because refused clients often retry."""
     detail, fields = f"Too many requests. Try again in {wait} s.", [("Retry-After", str(wait))]
     if wait is None:
         detail, fields = "This request is more than its limit ever allows. Waiting does not help.", []
@@ -181,7 +181,7 @@ def _refusal(
 
 @cache
 def forbidden() -> Refusal:
-    """403 of a deny rule, type ``about:blank`` (RFC 9457 section 4.2.1)."""
+    """Return the 403 of a deny rule, of type ``about:blank`` (RFC 9457 section 4.2.1)."""
     return _problem(403, "Forbidden", "This request is not permitted.", [], type="about:blank")
 
 
@@ -199,7 +199,7 @@ def body_unread(status: int, detail: str) -> Refusal:
 
 @cache
 def bad_request(detail: str) -> Refusal:
-    """Return the 400 for a subrequest that describes no request. ``detail`` is one of few texts."""
+    """Return the 400 for a subrequest that describes no request. ``detail`` is a fixed text."""
     return _problem(400, "Bad Request", detail, [], type="about:blank")
 
 
@@ -230,7 +230,7 @@ def _problem(status: int, title: str, detail: str, fields: Fields, **more: objec
 
 
 NEVER = "x-should-retry"
-"""Keeps clients from retrying what can't be admitted."""
+"""Header that keeps clients from retrying requests that can't be admitted."""
 
 
 def provider_styles(styles: Iterable[Style]) -> frozenset[str]:
@@ -238,7 +238,7 @@ def provider_styles(styles: Iterable[Style]) -> frozenset[str]:
 
 
 def as_provider(refusal: Refusal, decision: Decision, styles: Collection[str]) -> Refusal:
-    """Add what clients of OpenAI or Anthropic understand: ``error`` in a 429's body, and their fields for retries."""
+    """Add what clients of OpenAI or Anthropic expect: ``error`` in the body of a 429, and their fields for retries."""
     wait = decision.retry_after
     unit = _unit(decision)
     counted = (unit or "usage").replace("_", " ")
@@ -258,7 +258,6 @@ def _advice(wait: float) -> str:
 
 
 def _unit(decision: Decision) -> str:
-    """What the limit with the longest wait counts."""
     found: tuple[float, str] = (-1, REQUESTS)
     for charge, states, after in decision.evidence:
         if after is None and charge.enforced and charge.rule == decision.rule:

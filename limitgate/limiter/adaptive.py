@@ -104,7 +104,6 @@ class Work(Unpicklable, ConcurrencyLimiter):
         super().__init__(terms, clock)
 
     def reset_after_fork(self) -> None:
-        """The parent's blocks end without effect in the child."""
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
@@ -175,7 +174,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(permit.priority, delay)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
-        """End an owner's innermost block. A generator may end its block elsewhere, so any other block ends then."""
+        """End an owner's innermost block. A generator may end its block elsewhere; then any other block ends."""
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
         blocks = self._blocks.get(owner)

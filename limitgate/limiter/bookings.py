@@ -1,4 +1,4 @@
-"""Booked or unsettled charges of a limiter, and the effect of earlier refunds."""
+"""Booked or unsettled charges of a limiter, and the effect of refunds before them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Sleepers:
 
 
 _RECENT = 256
-"""Refunds for bookings with replies in flight."""
+"""Number of refunds kept for bookings whose replies are in flight."""
 
 
 class Unsettled(Protocol):
@@ -78,7 +78,7 @@ class Unsettled(Protocol):
 
 
 class Bookings:
-    """Tells waiting and unsettled charges about refunds: turns move up, and refunds stay exact."""
+    """Reports refunds to waiting and unsettled charges: turns move up, and later refunds stay exact."""
 
     def __init__(self, queues: WaitQueues | Sleepers) -> None:
         self.queues = queues
@@ -90,7 +90,7 @@ class Bookings:
 
     def reset_after_fork(self) -> None:
         self.lock: RLock = RLock()
-        """Held so that a new turn learns of each refund once."""
+        """Held so that each refund reaches a new turn once."""
 
     def __len__(self) -> int:
         return len({number for known in list(self._unsettled.values()) for number in list(known)})

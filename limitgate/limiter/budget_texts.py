@@ -1,4 +1,4 @@
-"""Texts about budgets that processes keep for each other in the store.
+"""Texts about budgets, which processes share in the store.
 
 A key's text has its limits, the provider's last answer, and a row per process with waiting requests and reservations. An index
 lists the keys. Both are deleted after `LASTS` seconds without a change.
@@ -36,7 +36,7 @@ _LONGEST = 600
 """Characters."""
 _TRIES = 3
 _BEATS = 4
-"""Missed texts until a process is gone."""
+"""Number of missed texts after which a process counts as ended."""
 _INDEX_LASTS = 30 * LASTS
 
 
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     at: int = 0
     """Unix µs."""
     lasts: float = 0.0
-    """Seconds until the next text, or the process is gone."""
+    """Seconds until the next text. Without it, the process counts as ended."""
     waiting: int = 0
     held: int = 0
     reserved: Sequence[int] = ()
@@ -84,7 +84,7 @@ class Budget(NamedTuple):
     rows: Mapping[str, Row]
     decision: Decision
     held: int
-    """Reservations that the store holds, those of processes that have ended included."""
+    """Reservations that the store holds, including those of ended processes."""
     in_line: int
     """Requests in the line of all processes: the first of each process and tenant."""
     now: int
@@ -96,13 +96,16 @@ class Budget(NamedTuple):
 
     @property
     def reserved_ago(self) -> float | None:
-        """Seconds since the oldest report of what is reserved; None if nothing is."""
+        """Seconds since the oldest report of a reservation; None if there is none."""
         reported = [row.at for row in self.live if any(row.reserved)]
         return max(0.0, (self.now - min(reported)) / SECOND) if reported else None
 
     @property
     def waiting(self) -> int:
-        """Requests that wait. The line is exact; the rows have those behind it, and are up to a second old."""
+        """Requests that wait.
+
+        The line is exact. The rows also have requests that aren't in the line, and are up to a second old.
+        """
         return max(self.in_line, sum([row.waiting for row in self.live])) if self.in_line else 0
 
 
@@ -169,7 +172,7 @@ def names(limiter: Operations) -> ConfigFlow[list[str]]:
 
 
 def matching(wanted: str, listed: Iterable[str]) -> list[str]:
-    """Names with all words of a text; ``*`` is a wildcard."""
+    """Return names that have all words of a text; ``*`` is a wildcard."""
     words = wanted.split()
     return [name for name in listed if all(any(fnmatchcase(part, word) for part in name.split()) for word in words)]
 
@@ -199,7 +202,7 @@ def _index(limiter: Operations) -> str:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    """Empty for text that LimitGate didn't write."""
+    """Empty if LimitGate didn't write it."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

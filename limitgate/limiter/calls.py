@@ -37,7 +37,7 @@ def seconds_left(timeout: float | None, began: float) -> float | None:
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:
-    """Seconds until the next attempt; 0 if granted or out of time."""
+    """Return the seconds until the next attempt; 0 if granted or out of time."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
     waits = [wait_us(charge, states) for charge, states in refused]
     if decision.allowed or not waits:
@@ -62,7 +62,6 @@ class AsyncCalls(Operations):
     async def _await_chance(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
-        """Wait for a turn or the end of a ban. Return the refusal if time is short."""
         began, left = waiting.monotonic(), timeout
         while True:
             operation = await self._await_turn(key, limits, cost, left, held_us, settles=settles)
@@ -76,7 +75,7 @@ class AsyncCalls(Operations):
     async def _await_turn(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
-        """Book and await a turn, following earlier refunds if it ``settles`` later."""
+        """Book and await a turn. With ``settles``, keep track of earlier refunds."""
         asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout, held_us)))
         try:
@@ -108,7 +107,6 @@ class AsyncCalls(Operations):
         return operation
 
     async def _leave(self, task: asyncio.Future[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]) -> None:
-        """Refund a booking when its reply arrives."""
         with suppress(LimitGateError):
             operation, charged, turn = await task
             if operation.decision.allowed:
@@ -127,7 +125,6 @@ class AsyncCalls(Operations):
             raise
 
     async def _undo_hold(self, task: asyncio.Future[None], operation: ChargedOperation) -> None:
-        """Refund a charge when the reply to its registration arrives."""
         with suppress(LimitGateError):
             await task
         await self._arun(operation.undoing())

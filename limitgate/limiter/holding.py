@@ -56,11 +56,11 @@ class Hold:
         return self._acting(action, undone)
 
     def releasing(self, correction: Plan) -> Plan:
-        """End the hold and correct its charges, unless they were refunded."""
+        """End the hold and correct its charges, unless they were already refunded."""
         return self._acting(holds.Action(holds.RELEASE, self._name, place=self.kept_at), correction)
 
     def undoing(self, correction: Plan) -> Plan:
-        """Correct charges if it is unknown whether the hold began; nothing if it may have ended."""
+        """Correct charges if the hold may have begun. Do nothing if it may have ended."""
         return self._acting(holds.Action(holds.UNDO, self._name, latest=self._ends_us), correction)
 
     def renewing(self) -> Plan:
@@ -89,7 +89,10 @@ def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
 
 
 def _key(charges: Sequence[Charge]) -> str:
-    """Return the holds' key, in the charges' hash slot. Each set of windows has its own, so entries of a key are alike."""
+    """Return the key of holds, in the hash slot of the charges.
+
+    Each set of windows has its own key, so that its entries are alike.
+    """
     (key, bucket, *_), *_ = charges
     # See `limitgate.limiter.plans.bucket_key`.
     name = key[: (len(key) - len(bucket.suffix) - 3) // 2] if bucket.suffix else key
@@ -98,7 +101,6 @@ def _key(charges: Sequence[Charge]) -> str:
 
 
 def _drain_us(reading: Reading) -> int:
-    """Return the µs until the charges drain without others."""
     return max(
         [
             charge.bucket.algorithm.ttl_us(state, limit)

@@ -30,7 +30,7 @@ class Place:
         )
 
     def join(self) -> Any:
-        """Join the line, or stay in it; return what is ahead, or an awaitable of it. Raises `StoreError`."""
+        """Join the line, or stay in it. Return the tickets ahead, or an awaitable of them. Raises `StoreError`."""
         return self._act(self._joining)
 
     def leave(self, *, is_taken: bool) -> Any:

@@ -41,7 +41,7 @@ from limitgate.stores.memory import MemoryStore
 ROUNDING = 0.001
 """Tolerated excess of a turn over the timeout in seconds, due to timers."""
 _ATTEMPTS = 64
-"""Under contention, before nothing is granted."""
+"""Attempts under contention, before nothing is granted."""
 
 
 _HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
@@ -101,7 +101,7 @@ class Operations(Remade):
 
     @property
     def state_here(self) -> str:
-        """Buckets of a memory store that this limiter opened."""
+        """Label of buckets in a memory store that this limiter opened."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: Held) -> None:
@@ -183,7 +183,6 @@ class Operations(Remade):
     def _booking(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
-        """Return operation, charges, and turn; None if now."""
         began = waiting.monotonic()
         plan = ahead((yield from self._planned("spend", key, limits, cost)), timeout)
         operation = yield from self._taking(plan, limits, held_us)
@@ -232,7 +231,6 @@ class Operations(Remade):
     def _configuring(
         self, name: str, limits: Sequence[Limit | str], *, per_process: bool, replace: bool, kinds: Sequence[str] = ()
     ) -> ConfigFlow[Configuration]:
-        """Keep limits unless ``replace``; return the current ones."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
         key, text = self._plans.config_key(name), encode(limits, per_process=per_process, kinds=kinds)
@@ -257,7 +255,6 @@ class Operations(Remade):
         return configuration
 
     def _lookup(self, name: str) -> ConfigFlow[Configuration]:
-        """Return limits up to `FRESH` seconds old, or the last known ones if the store fails."""
         key = self._plans.config_key(name)
         if switch.null_store is not None:
             return self._known.stale(key) or Configuration((as_limit("1/second"),))
@@ -285,7 +282,7 @@ class Operations(Remade):
         return self._plans.plan(verb, key, limits, cost)
 
     def validate(self, key: str, *limits: AnyLimit, cost: int = 1, timeout: Duration | None = 0) -> None:
-        """Raise the errors of `hit` or `wait`, without a store call."""
+        """Raise the errors that `hit` or `wait` would raise for these arguments, without a store call."""
         if any(isinstance(limit, Configured) for limit in limits):
             limits = ("1/second",)
         ahead(self._plans.plan("spend", key, limits, cost), as_seconds(timeout, "timeout"))

@@ -59,7 +59,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
-    """A burst of 10 ms of the rate, from 1 or ``cost`` to its own burst."""
+    """Return a limit with a burst of 10 ms of its rate: at least 1 and ``cost``, at most its own burst."""
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
@@ -70,14 +70,14 @@ def has_passed(decision: Decision) -> None:
 
 
 class AsyncPace(Unpicklable, Generic[T]):
-    """Tasks of one event loop can share it."""
+    """An iterator that tasks of one event loop can share."""
 
     made_by = "limiter.pace(...)"
 
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
     ) -> None:
-        """``wait`` is bound to its key."""
+        """Create the iterator. ``wait`` is bound to its key."""
         self._is_async = isinstance(source, AsyncIterable)
         self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
         self._wait = wait
@@ -122,12 +122,12 @@ class AsyncPace(Unpicklable, Generic[T]):
 
 
 class Pace(Unpicklable, Generic[T]):
-    """Threads can share it."""
+    """An iterator that threads can share."""
 
     made_by = "limiter.pace(...)"
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
-        """``wait`` is bound to its key."""
+        """Create the iterator. ``wait`` is bound to its key."""
         self._source = iter(source)
         self._wait = wait
         self._spacing = spacing
@@ -166,7 +166,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """Read an item; at the end, take another thread's."""
+        """Read an item. At the end of the source, take an item of another thread."""
         if not self._is_over:
             try:
                 return next(self._source)

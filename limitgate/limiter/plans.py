@@ -47,7 +47,7 @@ Limits = tuple[AnyLimit, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 _PREPARED = 16
-"""Highest cost with a cached plan; tokens or bytes rarely repeat."""
+"""Highest cost whose plan is cached: numbers of tokens or bytes rarely repeat."""
 
 
 class Plans:
@@ -95,7 +95,7 @@ class Plans:
         return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """``per_process`` limits have own keys; bans are shared."""
+        """Make a plan. Limits with ``per_process`` have their own keys; bans are shared."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self.name(key), check_cost(cost)
@@ -150,12 +150,12 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Explain an error that may come from swapped key and limit."""
+    """Explain an error that swapped arguments may have caused: key and limit."""
     try:
         Limit(key)
     except ConfigError:
         return error
-    return ConfigError(f"{error}; the key {key!r:.80} is one, expected the key before its limits: 'user:42', {key!r:.80}")
+    return ConfigError(f"{error}; the key {key!r:.80} is a limit, expected the key before its limits: 'user:42', {key!r:.80}")
 
 
 def check_are_no_slots(buckets: Iterable[Bucket]) -> None:
@@ -179,7 +179,7 @@ def _parts(limits: Limits, costed: tuple[int, ...] = ()) -> _Parts:
 
 
 def costed(limits: Limits) -> tuple[int, ...]:
-    """Places of charges with own costs, in order of the limits."""
+    """Return the places of charges with their own costs, in order of the limits."""
     given, own = with_own_costs(limits)
     if not own:
         return ()
@@ -188,7 +188,6 @@ def costed(limits: Limits) -> tuple[int, ...]:
 
 
 def _template(cost: int, limits: Limits) -> PlanTemplate | None:
-    """Return None for a plan that isn't plain. Raises `ConfigError`."""
     key = cost, limits
     template = _known_templates.values.get(key)
     if template is None and key not in _known_templates.values:
@@ -205,7 +204,7 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
 
 @lru_cache(maxsize=4096)
 def without_lease(bucket: Bucket) -> Bucket:
-    """Leases can't book turns."""
+    """Return the bucket without leases, because these can't book turns."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
@@ -216,7 +215,7 @@ def _ban_of(name: str, cost: int) -> Charge:
 
 
 def bucket_key(name: str, bucket: Bucket) -> str:
-    """Shares a hash slot with the limiter key's other buckets, to book turns together."""
+    """Return the key of a bucket. All buckets of a limiter's key share a hash slot, to book turns together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 
@@ -239,7 +238,6 @@ class Known:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """A forked child gets a new process name."""
         self.process: str = f"{os.getpid()}:{uuid4().hex}"
 
     def fresh(self, key: str) -> Configuration | None:
@@ -260,7 +258,7 @@ class Known:
 
 
 def encode(limits: Sequence[Limit | str], *, per_process: bool, kinds: Sequence[str] = ()) -> str:
-    """Raises `ConfigError` for an invalid limit, or one of slots."""
+    """Encode limits. Raises `ConfigError` for an invalid limit or a concurrency limit."""
     if any(each.has_slots for each in buckets_of(tuple(map(as_limit, limits)))):
         raise ConfigError("limits 'at once' cannot be stored under a name, expected limits with a period")
     text = {"limits": [as_limit(limit).given for limit in limits], "per_process": per_process}

@@ -40,15 +40,15 @@ class ChargedOperation:
         self.keys: frozenset[str] = frozenset([charge.key for charge in plan.charges])
         self._plan = plan
         self._costed = costed
-        """Charges with own costs."""
+        """Charges with their own costs."""
         self._taken: tuple[Receipt, ...] = (Receipt(NO_CHARGES, plan, reading),)
         self._places: Sequence[Sequence[int]] = (range(len(plan.charges)),)
-        """Per receipt, its charges' places in the plan."""
+        """For each receipt, the places of its charges in the plan."""
         self._timeout = timeout
         self._bookings = bookings
         self._waiter: TurnWaiter | Sleeper | None = None
         self._missed: list[Returned] = []
-        """Refunds since the turn came."""
+        """Refunds made after the turn came."""
         self._hold = hold
         self._read_us, self._read_at = reading.now, waiting.monotonic()
         self._counts = decision.allowed
@@ -116,7 +116,7 @@ class ChargedOperation:
             yield plan, self._timeout
 
     def registering(self) -> Flow[None]:
-        """Begin the hold. Raises `StoreError`; then `undoing` is due."""
+        """Begin the hold. After a `StoreError`, call `undoing`."""
         if self._hold is None:
             return
         made = [(each.plan, each.reading) for each in self._taken]
@@ -131,7 +131,7 @@ class ChargedOperation:
             raise NotHeldError(f"this reservation cannot be held, because {why}", "overload")
 
     def undoing(self) -> Flow[None]:
-        """Refund a charge that isn't registered, or perhaps not."""
+        """Refund a charge whose hold may not have begun."""
         self._counts = False
         self._bookings.remove(self)
         correction = self._correction([0] * len(self._plan.charges))
@@ -172,7 +172,7 @@ class ChargedOperation:
         self._waiter = waiter
 
     def turn_came(self, charged: tuple[Receipt, ...], turn: Turn) -> None:
-        """Adopt the turn that came, perhaps another one."""
+        """Adopt the turn that came, which may be another one."""
         (receipt,) = self._taken
         places: tuple[list[int], list[int]] = ([], [])
         for place, bucket in enumerate(receipt.reading.buckets):
@@ -196,7 +196,7 @@ class ChargedOperation:
             self._bookings.add(self)
 
     def giving_back(self, taken: Sequence[Receipt], given_up: Turn | None = None, as_booked: Turn | None = None) -> Flow[None]:
-        """Refund everything, and a turn as if it were the last one, though booked as ``as_booked``."""
+        """Refund everything. A turn is refunded as if it were the last one, although it was booked as ``as_booked``."""
         self._counts = False
         self._bookings.remove(self)
         undone = [full_refund(each.plan, each.reading) for each in (*taken, *(given_up.charged if given_up else ()))]

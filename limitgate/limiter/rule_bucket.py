@@ -27,9 +27,9 @@ from limitgate.rules.options import Given, check_names, check_part, read_limits
 from limitgate.rules.rule import Rule, RuleSet
 
 _PLACEHOLDERS = frozenset("{<*^")
-"""Mark a route template in any framework."""
+"""Characters that mark a route template in any framework."""
 _API_KEY = ":api-key"
-"""No key part can have this name."""
+"""A label that no key part can have."""
 
 
 class BucketParts(TypedDict, total=False):
@@ -65,7 +65,7 @@ class BucketParts(TypedDict, total=False):
 class RuleBucketOperations:
     def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
-        """Charges per key that the gate may use."""
+        """Charges for each key that the gate may use."""
         self._timeout = timeout
         self._journal = journal
 
@@ -246,7 +246,10 @@ def _rule_of(rule: object, name: str | None) -> Rule:
 
 
 def _paths(rule: Rule, path: object) -> list[str | None]:
-    """None is the rule's pattern, for unknown routes. A path without placeholders may be either."""
+    """Return possible paths of the key.
+
+    None is the rule's pattern, for unknown routes. A path without placeholders may be either.
+    """
     if path is not None and not (isinstance(path, str) and path):
         raise ConfigError(f"path is {path!r:.80}, expected text: a route's template such as '/items/{{id}}'")
     may_be_sent = path is not None and not _PLACEHOLDERS & set(path)

@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 def one_process(block: C) -> C:
-    """Return why a slot can't be pickled."""
+    """Return the block. It then refuses to be pickled."""
 
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")
@@ -44,7 +44,7 @@ def one_process(block: C) -> C:
 
 
 class Entry:
-    """A slot's holder. Warns on deletion if never entered."""
+    """Holder of a slot. Warns on deletion if the block was never entered."""
 
     __slots__ = ("__weakref__", "_way", "is_entered")
 

@@ -18,19 +18,19 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
 MAX_WINDOWS = 64
-"""Every request checks them all, in Redis too."""
+"""Maximum of windows: each request checks all of them, also in Redis."""
 
 MAX_AHEAD = 2**51
 """µs (71 years)."""
 MAX_LOAD = 5_000
-"""µs in Redis per plan: other clients wait."""
+"""µs in Redis per plan, because other clients wait."""
 LEASE_SPARE_US = 1_002_000
-"""Never refunded: a lease lasts a second, and clocks differ."""
+"""µs of a lease that are never refunded: a lease lasts a second, and clocks differ."""
 BUCKET = Load(6, 3, 2)
 
 
 class Bucket:
-    """Limits that are checked together, each with a number that identifies its window.
+    """Limits that are checked together. Each limit has a number that identifies its window.
 
     GCRA limits share a bucket; other limits have their own. The number encodes period, algorithm and position among equal ones,
     so a changed count or burst keeps usage. Raises `ConfigError` if only some limits have a lease.
@@ -131,7 +131,7 @@ _in_use: WeakValueDictionary[tuple[tuple[Limit, ...], tuple[int, ...]], Bucket] 
 
 
 def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
-    """Group limits, in order of their first one. Raises `ConfigError` for too many, or beyond `MAX_LOAD`.
+    """Group limits into buckets. Raises `ConfigError` for too many limits, or beyond `MAX_LOAD`.
 
     Buckets in use are the same objects, so that caches and leases survive a reload.
     """
@@ -139,7 +139,7 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
 
 
 def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[Bucket, int | None], ...]:
-    """`buckets_of` with a separate bucket for each place in ``costed``, returned with it.
+    """`buckets_of`, but each place in ``costed`` gets its own bucket, and is returned with it.
 
     Buckets of the same key are parts of one stored bucket.
     """
@@ -197,7 +197,7 @@ NORMAL: Final[Priority] = "normal"
 RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
 """Reserves that a priority can't use."""
 MAX_RESERVE = Fraction(49, 100)
-"""Twice as much leaves room."""
+"""Maximum of a reserve: twice as much still leaves room."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
@@ -221,7 +221,7 @@ def share_of(value: object) -> Fraction:
 
 
 def graded(buckets: tuple[Bucket, ...], reserve: Fraction) -> dict[Priority, tuple[Bucket, ...]]:
-    """Round reserves up. Raises `ConfigError` if no room is left."""
+    """Return the buckets of each priority, with reserves rounded up. Raises `ConfigError` if no room is left."""
     kept = [[math.ceil(reserve * limit.burst) for limit in bucket.limits] for bucket in buckets]
     low = [bucket.less([2 * each for each in much]) for bucket, much in zip(buckets, kept)]
     found: dict[Priority, tuple[Bucket, ...]] = {}
@@ -241,13 +241,13 @@ V = TypeVar("V")
 MOST_REMEMBERED = 1024
 """A full garbage collection visits them all."""
 _ADMITTED = 8
-"""A full cache adds one of this many values."""
+"""A full cache adds only one of this many new values."""
 
 
 class Remembered(Generic[K, V]):
     """A cache of `MOST_REMEMBERED` values that adds few new ones if full, and evicts at random.
 
-    With LRU or FIFO, one cyclic key too many makes all miss, each with garbage for full collections.
+    With LRU or FIFO, cyclic requests for slightly too many keys would always miss, each with garbage for full collections.
     """
 
     __slots__ = ("_keys", "values")
@@ -257,7 +257,7 @@ class Remembered(Generic[K, V]):
         self._keys: list[K] = []
 
     def add(self, key: K, value: V) -> None:
-        """A full cache ignores most values."""
+        """Add a value. A full cache ignores most new ones."""
         if len(self._keys) < MOST_REMEMBERED:
             self._keys.append(key)
         else:

@@ -24,7 +24,7 @@ InForce = tuple[str | None, int, int]
 
 
 class InShadow(tuple[str | None, int, int]):
-    """The same for shadow rules, which count only if there are no other limits."""
+    """`InForce` of a shadow rule, which counts only if there are no other limits."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class Standing(NamedTuple):
     fits: bool
 
     def windows(self) -> list[Window]:
-        """Omit bans that have ended."""
+        """Return the windows without bans that have ended."""
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
@@ -90,9 +90,9 @@ class FinalCosts:
     """Costs that the application reports while the request runs."""
 
     costs: Mapping[str | None, int | Sequence[int]] = MappingProxyType({})
-    """By rule; None: all others."""
+    """Costs by rule; None for all other rules."""
     usage: tuple[int, int] | None = None
-    """Input and output tokens; None before the end."""
+    """Input and output tokens; None until the end."""
     others: tuple[FinalCosts, ...] = ()
     has_news: bool = False
     is_over = False
@@ -113,7 +113,7 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """Burst of the tightest window, which has the least ``remaining``, then the longest ``reset_after``. Shadow rules last."""
+    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules come last."""
     remaining: int
     """Requests, or other units of ``cost``, that still fit into the tightest window."""
     retry_after: float
@@ -131,7 +131,7 @@ class Decision:
     delay: float = 0.0
     """Upper bound of the seconds that the request waited for a permit and a turn."""
     evidence: Sequence[BucketReading] = field(default=(), compare=False)
-    """Readings behind ``standings`` and ``windows``."""
+    """Readings from which ``standings`` and ``windows`` are computed."""
     is_charged: bool = field(default=False, compare=False)
     """True if charges were made."""
     settlement: FinalCosts | None = field(default=None, compare=False)
@@ -152,7 +152,7 @@ class Decision:
 
     @property
     def is_permanent_ban(self) -> bool:
-        """True for a refusal by a permanent ban."""
+        """True if a permanent ban refused."""
         return math.isinf(self.retry_after) and any(
             after is None and charge.bucket.algorithm is ban and max(states) > ban.PERMANENT
             for charge, states, after in self.evidence
@@ -275,7 +275,7 @@ def decision_of(  # noqa: PLR0917 - keywords would be slower
 
 
 class DeferredDecision(Decision):
-    """Becomes a `Decision` on first access."""
+    """A decision that is computed on first access, when it becomes a `Decision`."""
 
     __slots__ = ()
 
@@ -298,7 +298,7 @@ class DeferredDecision(Decision):
 _SLOTS: Any = vars(Decision)
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
-"""For a deferred decision with permits, see `under_places`."""
+"""Sets the adaptive limits of a deferred decision, see `under_places`."""
 _new = object.__new__
 OVER = FinalCosts()
 """For requests that ended before the decision was read."""
@@ -306,7 +306,7 @@ OVER.is_over = True
 
 
 def _worked_out(decision: Decision) -> Decision:
-    """Another thread may have replaced the class; concurrent results are equal."""
+    """Compute a deferred decision. Threads may do so concurrently, with equal results."""
     evidence: Any = decision.evidence
     owner: SettlementOwner | FinalCosts = evidence.owner
     worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())
@@ -367,7 +367,7 @@ class RateLimited(LimitGateError):  # noqa: N818 - the name is public
 
 
 def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -> Decision:
-    """Make the decision, with the state after the plan."""
+    """Return the decision, with the state after the plan."""
     buckets, allowed = reading.buckets, reading.admitted
     is_charged = allowed and plan.verb == "spend"
     tightest, limit, left, refill = _tightest(buckets, is_charged=is_charged)
@@ -406,7 +406,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Join the decisions about a request that the first one admitted, with both waits."""
+    """Join two decisions about a request, of which the first admitted it. Adds both waits."""
     in_force = (*first.in_force, *second.in_force)
     if in_force:
         return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
@@ -453,7 +453,7 @@ def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Deci
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """The adaptive limit with the least remaining becomes the tightest window."""
+    """Add adaptive limits to a decision. The one with the least remaining becomes the tightest window."""
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force
@@ -487,7 +487,6 @@ def _after_charges(decision: Decision) -> Sequence[BucketReading]:
 
 
 def _both(first: Sequence[BucketReading], second: Sequence[BucketReading]) -> list[BucketReading]:
-    """Keep the tighter or refusing reading of a bucket in both."""
     joined = {bucket.charge.key: bucket for bucket in first}
     for bucket in second:
         known = joined.get(bucket.charge.key)
@@ -507,7 +506,6 @@ def _again(admitted: Decision) -> float:
 
 
 def _tightest(buckets: Sequence[BucketReading], *, is_charged: bool) -> tuple[Charge, Limit, int, int]:
-    """Charge, limit, remaining, and µs until full."""
     tightest, least, latest, of_enforced = buckets[0].charge, -1, -1, False
     tight = tightest.bucket.limits[0]
     for charge, before, after in buckets:
@@ -548,7 +546,6 @@ def is_booked(charge: Charge, states: Sequence[State]) -> bool:
 
 
 def _wait(charge: Charge, states: Sequence[State]) -> float:
-    """Seconds; ``inf`` if the charge never fits."""
     wait = wait_us(charge, states)
     return math.inf if wait is None else max(0, wait - charge.max_wait_us) / SECOND
 

@@ -1,6 +1,6 @@
 """Limits: a count per period with a burst, in integers; durations in text. Pure.
 
-A request weighs ``period_us`` ticks, and ``count`` ticks drain per microsecond, so that all amounts in GCRA are whole ticks.
+A request costs ``period_us`` ticks, and ``count`` ticks drain per microsecond, so that all amounts in GCRA are whole ticks.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Limit:
     count: int
     """Requests per period; 0 refuses all."""
     period: int
-    """Seconds; for months those of the longest; 0 for requests in flight."""
+    """Seconds; for months, the longest possible; 0 for requests in flight."""
     months: int
     """Calendar months; 0 for seconds."""
     burst: int
@@ -86,7 +86,7 @@ class Limit:
     borrow: bool
     """True to admit any cost if one request fits. Later requests pay for it."""
     warm_up: float | None
-    """Seconds, or ``10s``, in which an idle limit rises from a third of its rate to all of it."""
+    """Seconds, or ``10s``, in which an idle limit rises from a third of its rate to the full rate."""
     says_algorithm: bool = field(compare=False)
     """True if the limit names its algorithm, so that the rule's is ignored."""
     period_us: int = field(compare=False)
@@ -100,7 +100,7 @@ class Limit:
     most: int = field(compare=False)
     """Maximum cost."""
     series: int
-    """Separates windows of equal periods; told limits use 0 to 3."""
+    """Separates windows of equal periods. Limits that a provider reports use 0 to 3."""
 
     @called_as("Limit('5/minute', burst=10), or in text '5 per 15 minutes burst 10'")
     def __init__(
@@ -128,10 +128,10 @@ class Limit:
         borrow: bool = False,
         warm_up: Duration | None = None,
     ) -> None:
-        """The caller runs `check_months`: a rule may set the algorithm."""
+        """Read a limit. The caller runs `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
-            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for a concurrency, and for nothing else"
+            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for the algorithm concurrency, and only for it"
             raise ConfigError(message)
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
@@ -212,7 +212,7 @@ class Limit:
         return shared
 
     def less(self, kept: int) -> Limit:
-        """Return this limit with ``kept`` requests less room. Raises `ConfigError` if none remains."""
+        """Return this limit with room for ``kept`` requests less. Raises `ConfigError` if none remains."""
         if not self.count:
             return self
         if kept >= self.burst:
@@ -310,14 +310,13 @@ def _shown(value: object) -> str:
 
 
 def kept_as(algorithm: str) -> Limit:
-    """Make the internal limit of a ban."""
+    """Make an internal limit, such as that of a ban."""
     limit = copy(Limit("1/second"))
     limit._become(algorithm=algorithm)  # noqa: SLF001 - same class
     return limit
 
 
 def _parse(text: object) -> tuple[int, int, int, int | None]:
-    """Parse a limit with a period in seconds or months."""
     match = _LIMIT.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         if isinstance(text, str) and (at_once := _AT_ONCE.fullmatch(text)):
@@ -430,7 +429,7 @@ UNITS = {
     "wk": 604_800_000,
     "week": 604_800_000,
 }
-"""Milliseconds, which keep ``500ms`` exact."""
+"""Milliseconds of each unit, so that ``500ms`` is exact."""
 _WORDS = "|".join([unit if unit in ("ms", *"smhdw") else f"{unit}s?" for unit in UNITS])
 PATTERN = rf"\s*(?!0[0-9]+(?:\.[0-9]+)?\s*$)([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({_WORDS})?\s*"
 _DURATION = re.compile(PATTERN, re.ASCII)
@@ -438,7 +437,7 @@ EXPECTED = "expected seconds, or text such as '2s', '500ms', '1m', '1h', '1d' or
 
 
 def seconds_of(value: object) -> float:
-    """Return a duration in seconds. Raises `ConfigError` for negative, infinite and other values."""
+    """Return a duration in seconds. Raises `ConfigError` for anything else, including negative and infinite values."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         unit = match[2] or "s"
@@ -451,7 +450,7 @@ def seconds_of(value: object) -> float:
 
 
 def as_seconds(value: Duration | T, what: str) -> float | T:
-    """Convert duration text or a `timedelta`; other values stay. Raises `ConfigError` for invalid text, true and false."""
+    """Convert duration text or a `timedelta`; keep other values. Raises `ConfigError` for invalid text, true and false."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if not isinstance(value, str | bool):

@@ -26,7 +26,7 @@ def check_cost(cost: object) -> int:
 
 
 def new_slot() -> int:
-    """A unique name of 51 bits; `urandom` never repeats after a fork."""
+    """Return a unique name of 51 bits. `urandom` doesn't repeat after a fork."""
     return (int.from_bytes(urandom(7), "little") >> 5) + 1
 
 
@@ -36,18 +36,18 @@ TOKENS: dict[int, tuple[str, ...]] = {
     2: ("input_tokens", "output_tokens"),
     3: ("tokens", "input_tokens", "output_tokens"),
 }
-"""Units of a rule's limits with own costs, by their number."""
+"""Units of limits with their own costs, by the number of these limits."""
 
 
 class Adjustment(NamedTuple):
-    """Charges taken in advance, and corrections."""
+    """An adjustment of a charge: requests taken in advance, and corrections."""
 
     most: int
     """Further requests to take."""
     as_of: int
     """Unix µs of the store when the charge began to drain."""
     back: Sequence[Amount]
-    """To return per window; a negative amount is charged in any case."""
+    """Refund per window. A negative amount is charged even if it doesn't fit."""
     grace: Sequence[int]
     """µs per window until a refund becomes partial."""
 
@@ -58,16 +58,16 @@ class Adjustment(NamedTuple):
 
 class Charge(NamedTuple):
     key: str
-    """Holds digests only."""
+    """Key in the store, with digests only."""
     bucket: Bucket
     cost: int
     enforced: bool
     rule: str | None
     adjustment: Adjustment | None = None
     max_wait_us: int = 0
-    """For a turn."""
+    """Maximum wait for a turn."""
     slot: int = 0
-    """A name; 0: none."""
+    """Name of a slot; 0 for none."""
     turn_us: int = 0
     """In a reading: the turn across all limits."""
     unit: str = REQUESTS
@@ -93,7 +93,7 @@ class Charge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Buckets of a request: all are charged, or none."""
+    """Charges of a request: all are made, or none."""
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
@@ -101,17 +101,17 @@ class Plan(NamedTuple):
 
     @classmethod
     def spend(cls, charges: Iterable[Charge]) -> Plan:
-        """Charge all that fit, if enforced ones fit."""
+        """If all enforced charges fit, make all charges that fit."""
         return cls(tuple(charges), "spend")
 
     @classmethod
     def peek(cls, charges: Iterable[Charge]) -> Plan:
-        """Read only. Debts drain first under their stored count."""
+        """Only read. Before a changed count applies, debts drain under the stored one."""
         return cls(tuple(charges), "peek")
 
     @classmethod
     def look(cls, charges: Iterable[Charge]) -> Plan:
-        """Read only, even if a count differs."""
+        """Only read, even if a stored count differs."""
         return cls(tuple(charges), "look")
 
     @classmethod
@@ -174,7 +174,7 @@ class Reading(NamedTuple):
 def with_bans(
     charges: Sequence[Charge], states: Sequence[Sequence[State]], bans: Mapping[int, int]
 ) -> tuple[list[Charge], list[Sequence[State]]]:
-    """``bans``: µs by index of the charge."""
+    """Return charges and states under bans. ``bans`` has µs by index of the charge."""
     read_charges, read_states = list(charges), list(states)
     for place, left_us in bans.items():
         charge = charges[place]
@@ -197,7 +197,7 @@ _new = tuple.__new__
 
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
-    """Compute a reading at ``now``, for all stores; Lua repeats it for atomicity."""
+    """Compute a reading at ``now`` in Python. The Lua script does the same atomically."""
     admitted, remembers_turns = True, False
     buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
@@ -215,7 +215,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
 
 
 def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:
-    """Other limits must not count a request before its turn."""
+    """Move charges of other limits to the turn, so that they don't count the request earlier."""
     turn_us = 0
     for charge, before, _ in buckets:
         if charge.max_wait_us and charge.enforced:
@@ -246,9 +246,9 @@ def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
     """Return the correction to the final costs; it may be empty.
 
-    A refund is the difference, less what has drained since. While older charges drained, nothing counts as drained. This is
-    exact to the microsecond without other requests, or while more is owed than has drained. An undercharge counts from now on:
-    concurrent requests could otherwise claim the same idle time.
+    A refund is the difference, minus the amount that has drained since. While older charges drained, nothing counts as
+    drained. This is exact to the microsecond if there are no other requests, or while more is owed than has drained. A
+    shortfall is charged now, because concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)
     took = [(charge, bucket, cost) for charge, bucket, cost in read if bucket.after is not None]
@@ -285,11 +285,14 @@ _NONE: Mapping[int, int] = {}
 _WITH_COSTS = {tuple, list, dict}
 _NAMED = TOKENS[3]
 NO_COST = object()
-"""The request's cost applies."""
+"""Marks limits without their own cost."""
 
 
 def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int, int]]:
-    """Limits, and own costs by place, such as ``("200000/minute", 900)``. Raises `TypeError` or `ValueError`."""
+    """Split arguments such as ``("200000/minute", 900)`` into limits, and their own costs by place.
+
+    Raises `TypeError` or `ValueError`.
+    """
     if _WITH_COSTS.isdisjoint(map(type, limits)):
         return tuple(limits), _NONE
     bare, costs = [], {}
@@ -334,7 +337,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return the refunded part of a correction. GCRA only: its refunds move every later turn up."""
+    """Return the refunded part of a correction. Only for GCRA, where refunds move all later turns up."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

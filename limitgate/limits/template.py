@@ -1,7 +1,7 @@
 """Plain plans: charges that either fit now or don't, precompiled for requests that differ only in keys.
 
-Plans with a wait or a ban are general ones. GCRA decisions are computed here without an object per charge, with the results of
-`limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
+Plans with a wait or a ban are general ones. GCRA decisions are computed here without an object per charge. They equal those
+of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = tuple[int, ...]
 
 
 def is_plain(charge: Charge) -> bool:
-    """True without lease, borrowing, adjustment and date."""
+    """True if a charge has no lease, borrowing, adjustment or date."""
     bucket = charge.bucket
     return (
         bucket.algorithm.left_after is not None
@@ -67,14 +67,14 @@ OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 
 
 def straight_of(algorithm: Algorithm) -> Straight:
-    """Raises `TypeError` without `Straight` lines."""
+    """Return an algorithm's `Straight` lines. Raises `TypeError` if it has none."""
     if algorithm.STRAIGHT is None:
         raise TypeError(f"{algorithm!r} has no straight lines, expected an algorithm that has some")
     return algorithm.STRAIGHT
 
 
 class PlanTemplate:
-    """Plain charges without keys, perhaps with checks of bans. Raises `ValueError` for other charges."""
+    """Plain charges without keys, with optional checks of bans. Raises `ValueError` for other charges."""
 
     __slots__ = (
         "_only_rule",
@@ -99,14 +99,14 @@ class PlanTemplate:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans: int = len([charge for charge in charges if charge.bucket.algorithm is ban])
-        """Their keys come last."""
+        """Number of checks of bans. Their keys come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
-            raise ValueError(f"{charges!r} are not plain, expected no lease, borrowing, adjustment and dates")
+            raise ValueError(f"{charges!r} are not plain, expected charges without lease, borrowing, adjustment or date")
         self.charges: tuple[Charge, ...] = tuple(charges)
         self.encodings: dict[object, Any] = {}
-        """What stores keep of it, by function, as long as it lives: a reload replaces it."""
+        """Encodings that stores keep, by function. They live as long as the template, which a reload replaces."""
         self.buckets: tuple[tuple[Bucket, int, bool, tuple[Row, ...]], ...] = tuple(
             [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
         )
@@ -129,7 +129,7 @@ class PlanTemplate:
         self.is_of_debts: bool = straight == {gcra.STRAIGHT}
         self._windows: tuple[_Window, ...] | None = None
         self.tightest: _TightestOf
-        """From the previous states to the tightest window. Raises `ValueError` if a charge does not fit."""
+        """Returns the tightest window by the previous states. Raises `ValueError` if a charge does not fit."""
         self._states = () if self.is_of_debts else _states_of(counted)
         self.shape: ScriptVariant = OF_ANY
         """Plans of equal templates may share a call."""
@@ -230,7 +230,7 @@ class PlanTemplate:
         return True
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
-        """Whether none refuses, and whether all fit."""
+        """Return two booleans: no charge refuses, and all charges fit."""
         if self._windows is None:
             each = zip(states, self._states)
             full = [charge for state, (left_after, limit, charge) in each if left_after(state, charge.cost, limit)[0] < 0]
@@ -239,7 +239,7 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """Has the tightest window before the charges, and the longest wait."""
+        """Return the refusal, with the tightest window before the charges, and the longest wait."""
         windows = self._windows
         if windows is None:
             return decide(reading.whole_plan, reading.whole, settlement)
@@ -348,7 +348,7 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
-    """Constants are defaults: a closure would create objects."""
+    """Make a function. Its constants are defaults of parameters, because a closure would create objects."""
     place = min(range(len(windows)), key=lambda each: windows[each][5])
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
@@ -357,7 +357,6 @@ def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
 
 @cache
 def _straight(windows: int, place: int, *alike: int) -> tuple[CodeType, dict[str, Any], str]:
-    """For ``place``, the least burst. Windows in ``alike`` have its limit and cost."""
     each = partial(each_window, windows)
     within = each("debt{n} <= slack{n}", " and ")
     for other in alike:
@@ -375,7 +374,7 @@ else:
 
 
 class PlainSpend(_Buckets):
-    """A plain plan, later with its reading. Serves as `Plan` and `Reading`."""
+    """A plain plan, later with its reading. It is used like a `Plan` and like a `Reading`."""
 
     # No `__init__`, which would double the cost.
     __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "owner", "source", "states", "template", "waited")
@@ -388,7 +387,7 @@ class PlainSpend(_Buckets):
     now: int
     """Store clock, Unix µs."""
     states: Sequence[State]
-    """Before the plan. GCRA: debt in ticks."""
+    """States before the plan. For GCRA, debt in ticks."""
     admitted: bool
     owner: SettlementOwner | FinalCosts
     """The request, or its final settlement."""
@@ -431,7 +430,7 @@ class PlainSpend(_Buckets):
         """Raises `ValueError` if a shadow rule refused."""
         decision = self.template.decide(self, settlement)
         if decision is None:
-            raise ValueError(f"{self!r} has a shadow, expected rules that may all refuse")
+            raise ValueError(f"{self!r} has a shadow rule, expected rules that can refuse")
         return decision
 
     def having_waited(self, waited: float) -> PlainSpend:

@@ -1,4 +1,4 @@
-"""Budgets: what a provider of language models allows an account."""
+"""Budgets: the requests and tokens that a provider of language models allows an account."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Budget(Remade):
     lists. All must have room for a request's estimate, which the reported usage replaces later. An estimate above a burst
     counts as the burst.
 
-    ``key`` returns a request's key, from a client's request or from the body in `reserve`; None isn't limited. By default, the
-    key is host, credential (a digest) and model. ``pools`` maps patterns of models to a common name: ``{"claude-opus-*":
-    "opus"}``. ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input and output tokens. Reservations
-    of a dead process are refunded after ``hold``, by default 2 minutes; None: never. With ``limits="told"``, limits in the
-    provider's responses replace those given, in all processes. ``share`` returns a request's tenant, from what ``key`` gets.
-    Waiting tenants take turns by tokens. ``name`` labels metrics.
+    ``key`` returns a request's key, from a client's request or from the body in `reserve`. Requests with None aren't
+    limited. By default, the key is host, credential (a digest) and model. ``pools`` maps patterns of models to a common
+    name: ``{"claude-opus-*": "opus"}``. ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input
+    and output tokens. Reservations of a dead process are refunded after ``hold``, by default 2 minutes, or never if None.
+    With ``limits="told"``, limits in the provider's responses replace those given, in all processes. ``share`` returns a
+    request's tenant, from the argument of ``key``. Waiting tenants take turns by tokens. ``name`` labels metrics.
 
     Raises `ConfigError` for invalid limits or options.
     """
@@ -100,12 +100,11 @@ class Budget(Remade):
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Waiting requests belong to the parent."""
         self._lock = Lock()
         self._lines: WeakValueDictionary[str, FairLine] = WeakValueDictionary()
 
     def reserve(self, limiter: Limiter, body: Body, *, timeout: Duration | None = 0) -> BudgetReservation:
-        """Reserve what a request with this body will probably cost. The decision is in ``.decision``.
+        """Reserve the estimated cost of a request with this body. The decision is in ``.decision``.
 
         ``timeout`` is the longest wait for a turn, in seconds or as ``30s``; 0 doesn't wait, None waits for any time. Raises
         `StoreError`.
@@ -219,7 +218,6 @@ class Budget(Remade):
 
 
 def _checked(limiter: object, kind: type, body: object, timeout: Duration | None) -> float | None:
-    """Return the timeout in seconds, None for no bound. Raises `TypeError` and `ValueError` for wrong arguments."""
     if not isinstance(limiter, kind):
         raise TypeError(f"limiter is {limiter!r:.80}, expected {'an' if kind is AsyncLimiter else 'a'} {kind.__name__}")
     if not isinstance(body, bytes | Mapping):
@@ -259,7 +257,6 @@ def _checked_pools(pools: Mapping[str, str] | None) -> Mapping[str, str]:
 
 
 def _estimated_by(estimate: Callable[[Any], Any], body: Body) -> tuple[int, int | None]:
-    """Input and output tokens; output may be None. Raises `ConfigError`."""
     given: Any = body
     if isinstance(body, bytes):
         try:

@@ -14,9 +14,9 @@ from limitgate.llm.estimate import AT_FIRST, Answers, Estimate, Percentile, esti
 
 TokenKind = Literal["tokens", "input_tokens", "output_tokens"]
 FAILED = 400
-"""Such responses cost no tokens."""
+"""Responses from this status on cost no tokens."""
 NOT_OF_MODELS = Estimate(None, 0, 0)
-"""Without a body."""
+"""Estimate of a request without a body."""
 
 
 def tokens(request: Request) -> int:
@@ -86,7 +86,10 @@ def _output(estimate: Estimate) -> int:
 
 
 class TokenEstimates:
-    """Estimates for one rule. Output without a maximum is estimated from earlier answers, by caller or address, and model."""
+    """Estimates for one rule.
+
+    If a request has no maximum, its output is estimated from earlier answers to the same caller (or address) and model.
+    """
 
     def __init__(self) -> None:
         self._answers: Answers[Any] = Answers()

@@ -1,7 +1,7 @@
 """Estimates tokens of a request from its body. Pure.
 
-Reads OpenAI's chat and Responses, Anthropic's Messages and embeddings. Never raises. At most `MOST_BYTES` are searched, and
-`MOST_VALUES` JSON values visited.
+Reads bodies of OpenAI's chat and Responses, Anthropic's Messages, and embeddings. Never raises. Searches at most
+`MOST_BYTES`, and visits at most `MOST_VALUES` JSON values.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ MOST_TOKENS = 1_000_000_000
 MOST_BYTES = 33_554_432
 """32 MiB; no model reads more text."""
 MOST_VALUES = 20_000
-"""A larger body isn't parsed: all of it counts as text, except base64 texts, and its ends are searched for its model and
-maximum.
+"""A larger body isn't parsed. It counts as text, except base64, and its ends are searched for model and maximum.
 """
 MOST_SEARCHED = 1_048_576
 """Bytes at each end of an unparsed body."""
 MOST_MEDIA = 1000
-"""Base64 texts in such a body."""
+"""Maximum of base64 texts in an unparsed body."""
 LONGEST_MODEL = 256
 """Characters."""
 AT_FIRST = 1000
-"""Output tokens before a key's answers are known."""
+"""Output tokens assumed before a key's answers are known."""
 ENOUGH = 20
-"""Answers for a percentile: one of 20 may be ignored."""
+"""Answers needed for a percentile: one of 20 may be ignored."""
 REMEMBERED = 128
 """Answers per key."""
 MOST_KEYS = 1_000
 """The least recently used one is dropped."""
 
 _CONTENT = ("messages", "system", "instructions", "input", "prompt")
-"""Fields with text in blocks. If they are empty, other fields count."""
+"""Fields with text in blocks. If they are all empty, other fields count."""
 _SCHEMAS = ("tools", "functions", "response_format", "text", "output_config", "output_format")
 """Read as JSON."""
 _MAXIMA = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -93,8 +92,8 @@ def estimate_of(
 ) -> Estimate:
     """Estimate a request's cost from its body, as bytes or as the parsed object.
 
-    ``path`` identifies requests without output. Bytes without JSON count as text, a multipart body as one file, and compressed
-    bytes as a token each: text shrinks to a quarter. ``document`` is the parsed body.
+    ``path`` identifies requests without output. Bytes that aren't JSON count as text, and a multipart body as one file.
+    Compressed bytes count as one token each, because text shrinks to a quarter. ``document`` is the parsed body.
     """
     if isinstance(body, Mapping):
         return _of_object(body, path)
@@ -109,7 +108,7 @@ def estimate_of(
 
 
 def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return None if the body is no object, or has too many values. Each value follows a bracket or a comma."""
+    """Parse a body. None if it isn't an object, or has too many values: each value follows a bracket or a comma."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
     if document is not None:
@@ -162,7 +161,6 @@ def _of_bytes(body: bytes, path: str) -> Estimate:
 
 
 def _media_in(body: bytes) -> tuple[int, int]:
-    """Number of base64 texts, at most `MOST_MEDIA` of a kind, and their size."""
     media = size = 0
     for before in _BEFORE_BASE64:
         at = 0
@@ -190,7 +188,7 @@ class _Size:
         return min(-(-self._bytes // BYTES_PER_TOKEN) + self._media, MOST_TOKENS)
 
     def add(self, value: Any, *, as_json: bool = False) -> None:
-        """Iterative, because a body may be deep."""
+        """Add a value. Iterative, because a body may be deep."""
         pending: list[tuple[Any, bool]] = [(value, as_json)]
         while pending:
             each, is_json = pending.pop()
@@ -263,7 +261,6 @@ def _has_no_output(body: Mapping[str, Any], model: str | None, path: str) -> boo
 
 
 def _has_provider_tools(tools: Any) -> bool:
-    """True if the body doesn't describe a tool."""
     if not isinstance(tools, list):
         return False
     kinds = [tool.get("type") for tool in tools[:MOST_VALUES] if isinstance(tool, dict)]
@@ -279,7 +276,6 @@ def _length(text: str) -> int:
 
 
 def _digits(value: Any) -> int:
-    """Length of a JSON number or literal, approximate for a huge number."""
     if type(value) is int and value.bit_length() > 64:
         return int(value.bit_length() * math.log10(2))
     return len(repr(value)) if value is None or isinstance(value, int | float) else 0

@@ -19,7 +19,7 @@ _LONGEST_TENANT = 256
 """Characters."""
 
 _FEW = 64
-"""Departed entries to keep at least."""
+"""Minimum of entries that have left, before they are removed."""
 
 
 class Ticket:
@@ -46,9 +46,9 @@ class FairLine:
         self._called: dict[str, Ticket] = {}
         """By tenant."""
         self._queues: dict[str, dict[Ticket, None]] = {}
-        """Not called, by tenant, in order."""
+        """Tickets not called yet, by tenant, in order."""
         self._next: list[Ticket] = []
-        """Heap of first tickets of tenants without a called one; may hold departed ones."""
+        """Heap of the first tickets of tenants without a called one. May have tickets that have left."""
         self._ends: dict[str, int] = {}
         """Virtual end in tokens, by tenant."""
         self._now = 0
@@ -74,7 +74,7 @@ class FairLine:
         return ticket
 
     def leave(self, ticket: Ticket, *, is_taken: bool) -> None:
-        """Leave, so that the next one is called. A request that took nothing doesn't count."""
+        """Leave, and call the next ticket. A request that took nothing doesn't count."""
         tenant = ticket.tenant
         with self._lock:
             if not is_taken and self._ends.get(tenant) == ticket.end:

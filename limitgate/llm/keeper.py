@@ -1,7 +1,7 @@
 """Renews the holds of requests under way, and reports them to other processes.
 
-Each event loop has a keeper, all threads share one. Its timer or thread only runs with requests, so that no closed store is
-called.
+Each event loop has a keeper; all threads share one. Its timer or thread runs only during requests, so that it never calls a
+closed store.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Keeper:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """The parent keeps its requests."""
         self._process = uuid4().hex[:12]
         self._under_way: dict[str, dict[int, ref[UnderWay]]] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -116,7 +115,7 @@ class Keeper:
         self._of(key).said = tuple(said)
 
     def reporting(self, request: UnderWay) -> Flow:
-        """Report at once for a new key, a last request, or short requests."""
+        """Report a request: at once for a new key or the last request, otherwise later."""
         known = self._of(request.key)
         now = waiting.monotonic()
         is_over = not self._requests(request.key) and (known.row.held or known.row.waiting)
@@ -139,7 +138,7 @@ class Keeper:
                 yield from self._reporting(key, requests[0], now)
 
     def _reporting(self, key: str, request: UnderWay, now: float) -> Flow:
-        """Reports never fail a request."""
+        """A failure never affects a request."""
         with logged_errors(), suppress(StoreError, ConfigError):
             yield from self._keeping_report(key, request, now)
 
@@ -181,7 +180,6 @@ class Keeper:
             return known
 
     def _is_idle(self) -> bool:
-        """Drop idle keys."""
         with self._lock:
             self._under_way = {key: requests for key, requests in self._under_way.items() if requests}
             return not self._under_way

@@ -1,4 +1,4 @@
-"""Reads the response to a request that is charged tokens. Pure."""
+"""Reads the usage in a response, for requests charged by tokens. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from limitgate.llm.estimate import Percentile
 from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
-"""A hundred times these is never absurd: applications add input."""
+"""Usage up to a hundred times these is never absurd, because applications add input."""
 MOST_CHUNKS, LONGEST_CHUNK = 64, 1024
-"""Chunks to keep, and bytes of one, until they are read: a call for each would cost more than reading."""
+"""Chunks to keep before they are read, and bytes of one: a call for each chunk would cost more than reading."""
 _log = logging.getLogger("limitgate")
 
 
 class ResponseMeter:
     """Reads one response, and passes its usage to ``settle``.
 
-    ``expected`` are estimated tokens, ``answers`` remember its output.
+    ``expected`` has the estimated tokens. ``answers`` remembers the output.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ResponseMeter:
         """Chunks for the next `read`."""
 
     def starts(self, status: int | None, content_type: str, content_encoding: str) -> None:
-        """A failed request costs no tokens."""
+        """Note the start of the response. A failed request costs no tokens."""
         if status is not None and status >= FAILED:
             self._end(Usage(0, 0))
         else:
@@ -50,7 +50,7 @@ class ResponseMeter:
         self.feed(chunks)
 
     def over(self, status: int | None = None) -> None:
-        """Settle once. ``status`` is for a response without a start."""
+        """Settle once. ``status`` is that of a response without a noted start."""
         if self._is_over:
             return
         self.read()

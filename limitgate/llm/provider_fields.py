@@ -1,6 +1,6 @@
 """Rate fields of OpenAI, Azure, Anthropic and Groq. Pure.
 
-Fields that are malformed, longer than `MOST_READ`, or contradictory are unknown, and so is a contradictory window.
+Malformed, contradictory, and longer fields than `MOST_READ` count as missing, and so does a contradictory window.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ T = TypeVar("T")
 MOST_READ = 256
 """Characters."""
 IMPLAUSIBLE = 10
-"""A change by this factor needs two equal answers."""
+"""Factor from which a changed limit needs two equal answers."""
 _SKEW = 2.0
-"""Seconds of the provider's clock."""
+"""Tolerated difference of the provider's clock, in seconds."""
 _PAST = 5.0
-"""Seconds; an older reset is wrong."""
+"""Seconds; a reset further in the past is wrong."""
 ROUNDING = 1000
 """Anthropic rounds remaining tokens."""
 _NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -109,7 +109,10 @@ class ToldLimit:
         self._suspect: Limit | None = None
 
     def hear(self, limit: Limit | None, *, twice: bool = False) -> bool:
-        """True if the limit in force changes; None says nothing. ``twice``: each limit needs two answers."""
+        """Note an answer's limit, None if it has none.
+
+        Return True if the limit in force changes. With ``twice``, each limit needs two answers.
+        """
         is_credible = limit is not None and not twice and (self.current is None or _is_plausible(limit, self.current))
         if limit is None or not (is_credible or limit == self._suspect):
             self._suspect = limit
@@ -140,7 +143,6 @@ def duration(value: str) -> float | None:
 
 
 def _nanoseconds(whole: str, fraction: str | None, per_second: int) -> int:
-    """Go prints whole nanoseconds."""
     digits = (fraction or "").ljust(9, "0")
     return int(whole + digits) // per_second
 
@@ -197,13 +199,11 @@ def _anthropic_windows(field: Field, now: float) -> tuple[Window, ...]:
 
 
 def _is_sound(window: Window) -> bool:
-    """True if a window is informative and consistent."""
     limit, remaining = window.limit, window.remaining
     return (limit, remaining) != (None, None) and (limit is None or remaining is None or remaining <= limit)
 
 
 def _period(window: Window) -> int | None:
-    """Compute the period from ``reset_after``, the time until a limit is full."""
     if window.limit is None or window.remaining is None or not window.reset_after or window.remaining == window.limit:
         return None
     share = window.limit / (window.limit - window.remaining)
@@ -214,7 +214,6 @@ def _period(window: Window) -> int | None:
 
 
 def _agreed(value: str | None, read: Callable[[str], T | None]) -> T | None:
-    """Return None if lines differ or one is malformed."""
     if value is None or len(value) > MOST_READ:
         return None
     found = {read(line.strip()) for line in value.split(",")}
@@ -230,7 +229,6 @@ def _decimal(value: str) -> float | None:
 
 
 def _reset(value: str) -> float | None:
-    """A duration, or Azure's seconds; 0 is unknown."""
     seconds = _decimal(value)
     return duration(value) if seconds is None else _bounded(seconds) or None
 
@@ -248,7 +246,7 @@ def _time(value: str) -> float | None:
 
 
 def _clock(date: str | None, now: float) -> float:
-    """The provider's clock, or ours if they agree."""
+    """Return the provider's clock, or this one if they agree."""
     if date is None or len(date) > MOST_READ:
         return now
     try:

@@ -1,4 +1,4 @@
-"""What one request spends of a budget: an estimate, then the reported usage. Flows.
+"""The cost of one request under a budget: an estimate, then the reported usage. Flows.
 
 They yield results of a limiter, or awaitables, as in `limitgate.outbound.throttle`.
 """
@@ -41,7 +41,7 @@ _POLL = 0.25
 _STAYS = 5.0
 """Seconds without an attempt until the line drops a request."""
 _EARLIER = 60.0
-"""Seconds that a turn may come early."""
+"""Seconds by which a turn may come early."""
 _SHORTEST = 0.001
 REFUSED = 429
 _MINUTE = 60
@@ -49,7 +49,7 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 _LEAST_INPUT, _LEAST_OUTPUT = 100, 1_000
-"""A hundred times these is never absurd: short estimates are rough."""
+"""Usage up to a hundred times these is never absurd, because short estimates are rough."""
 
 
 class Expected(NamedTuple):
@@ -117,7 +117,7 @@ class Spending:
         return decision
 
     def taking(self, limiter: Any, timeout: float | None) -> Flow:
-        """Reserve within ``timeout`` seconds, refunding earlier reservations. After an interruption, `giving_back` is due."""
+        """Reserve within ``timeout`` seconds, and refund earlier reservations. After an interruption, run `giving_back`."""
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
         deadline = math.inf if timeout is None else waiting.monotonic() + timeout
@@ -153,7 +153,7 @@ class Spending:
         return self._counts_of(self._limiter)
 
     def _in_line(self, tenant: str, deadline: float) -> Flow:
-        """The line of all processes keeps the order; the limits decide about room."""
+        """Wait in the line of all processes, which keeps the order. The limits decide if there is room."""
         place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
         try:
             while True:
@@ -177,7 +177,7 @@ class Spending:
         return decision
 
     def _later(self, ahead: State, deadline: float) -> Flow:
-        """Return the seconds until the next attempt if requests ahead need all room; 0 if now."""
+        """Return the seconds until the next attempt, because requests ahead need all room; 0 for now."""
         longer = self.windows.takes_longer(self.expected.usage, ahead)
         if not longer:
             return 0.0
@@ -197,7 +197,10 @@ class Spending:
         return afinish(flow) if self._is_async else run(flow)
 
     def _pause(self, decision: Decision, deadline: float) -> float:
-        """Seconds until the next attempt; 0 if none. Requests under way refund the rest, so turns may come early."""
+        """Return the seconds until the next attempt; 0 for none.
+
+        Turns may come early, because requests refund excess estimates.
+        """
         left = deadline - waiting.monotonic()
         wait = decision.retry_after
         if decision.allowed or left <= 0 or wait > left + (0 if banned_for(decision) else _EARLIER):
@@ -231,7 +234,7 @@ class Spending:
         return waiting.monotonic() + self._hold * share if self.renews and self._hold else math.inf
 
     def giving_back(self) -> Flow:
-        """Refund all. If the store fails, the hold ends by timeout."""
+        """Refund everything. If the store fails, the hold still ends in time."""
         if self._is_open:
             self._close()
             with suppress(StoreError):
@@ -246,7 +249,7 @@ class Spending:
     def renewing(self) -> Flow:
         """Renew the hold of a request that takes long; return True if it is held.
 
-        Raises `StoreError`; then it is due again soon.
+        After a `StoreError`, try again soon.
         """
         self.renew_at = self._due(0.125)
         is_held = False
@@ -327,9 +330,10 @@ class Spending:
             _log.warning("the limits that %.260r reported could not be stored: %s", self.key, error)
 
     def _drawing(self, said: Told) -> Flow:
-        """Charge other programs' usage, so that no more remains than the provider reports.
+        """Charge the usage of other programs, so that no more remains than the provider reports.
 
-        Several processes may charge the same tokens; a process that then finds less left than reported refunds the difference.
+        Several processes may charge the same tokens. If one of them then finds less remaining than reported, it refunds the
+        difference.
         """
         limits = self.windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -350,7 +354,8 @@ class Spending:
     def _emptying(self, said: Told) -> Flow:
         """Empty the buckets that may have caused a refusal, from the end of the pause on.
 
-        The provider doesn't use buckets, or other programs share the account. Requests then pass at the rate of the limits.
+        Needed if the provider doesn't use buckets, or other programs share the account. Requests then pass at the rate of
+        the limits.
         """
         limits, costs = self.windows.every(), self.windows.costs(self.expected.usage)
         windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -385,7 +390,6 @@ class Spending:
 
 
 def _usage(given: object) -> Usage:
-    """Convert a ``usage`` object or mapping. Raises `TypeError`."""
     if isinstance(given, Usage) and all(type(tokens) is int and tokens >= 0 for tokens in given[:2]):
         return given
     dumped = given.model_dump() if hasattr(given, "model_dump") else given
@@ -396,7 +400,7 @@ def _usage(given: object) -> Usage:
 
 
 class BudgetReservation:
-    """What `Budget.reserve` has reserved. An exception in its ``with`` block refunds all."""
+    """A reservation by `Budget.reserve`. An exception in its ``with`` block refunds everything."""
 
     def __init__(self, spending: Spending) -> None:
         self._spending = spending
@@ -415,7 +419,7 @@ class BudgetReservation:
     def renew(self) -> bool:
         """Hold the reservation for another `hold` from now; return True if it is held.
 
-        It is not if it was settled, if its hold has ended, or if the store fails.
+        False if the reservation was settled, if its hold has ended, or if the store fails.
         """
         is_held = False
         with suppress(StoreError):
@@ -423,7 +427,7 @@ class BudgetReservation:
         return is_held
 
     def cancel(self) -> None:
-        """Refund everything, the request too."""
+        """Refund everything, including the request."""
         run(self._spending.giving_back())
 
     def __enter__(self) -> Self:
@@ -436,7 +440,7 @@ class BudgetReservation:
 
 
 class AsyncBudgetReservation:
-    """What `Budget.areserve` has reserved. An exception in its ``async with`` block refunds all."""
+    """A reservation by `Budget.areserve`. An exception in its ``async with`` block refunds everything."""
 
     def __init__(self, spending: Spending) -> None:
         self._spending = spending
@@ -457,7 +461,7 @@ class AsyncBudgetReservation:
         return is_held
 
     async def cancel(self) -> None:
-        """Refund everything, the request too."""
+        """Refund everything, including the request."""
         await arun(self._spending.giving_back())
 
     async def __aenter__(self) -> Self:

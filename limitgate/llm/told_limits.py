@@ -30,7 +30,7 @@ class _Known(NamedTuple):
 
 
 class ToldLimits:
-    """Limits in force by key: stated ones replace those of the same kind and period."""
+    """Limits in force by key. Reported limits replace those of the same kind and period."""
 
     def __init__(self, given: Windows) -> None:
         self._given = given
@@ -44,7 +44,7 @@ class ToldLimits:
         self._lock = Lock()
 
     def read(self, limiter: Any, key: str) -> Flow:
-        """A key's windows, read every `FRESH_S` seconds. Raises `StoreError`."""
+        """Return a key's windows, read every `FRESH_S` seconds. Raises `StoreError`."""
         known = self._of(limiter, key)
         if known is not None and monotonic() - known.read_at < FRESH_S:
             return known.windows
@@ -103,7 +103,6 @@ def _merged(given: tuple[Limit, ...], stated: tuple[Limit, ...]) -> tuple[Limit,
 
 
 def _counting(given: Limit, stated: Limit) -> Limit:
-    """The stated count; algorithm and own burst stay."""
     if stated is given:
         return given
     options = {name: value for name, value in given.given.items() if name != "limit"}

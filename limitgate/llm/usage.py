@@ -1,6 +1,6 @@
 """Reads the tokens that a response reports, while it passes. Pure.
 
-Of each event or body, `MOST_EXAMINED` bytes are examined: half at its beginning, half at its end.
+Examines up to `MOST_EXAMINED` bytes of each event or body: half at its beginning, half at its end.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from limitgate.llm.estimate import BYTES_PER_TOKEN
 MOST_EXAMINED = 65_536
 """Bytes of an event or body."""
 ABSURD = 100
-"""Factor of the estimate above which usage is wrong."""
+"""Usage above the estimate by this factor is wrong."""
 CAPPED = 10
-"""Factor that wrong usage counts as."""
+"""Wrong usage counts as the estimate times this factor."""
 MOST_USED = 10_000_000
 """Maximum usage without an estimate."""
 _END = MOST_EXAMINED // 2
@@ -38,7 +38,7 @@ _DELTA = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb")?" + _STRING)
 _DELTA_BEGINS = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb')?"')
 _TEXT = re.compile(_KEYS + _STRING)
 _PLAIN = re.compile(rb"(?:(?:event: ?+[a-z._]{1,64}+\n)?+data:[^\n]*+\n\n)*+")
-"""At most a type and one line of data."""
+"""Events with at most a type and one line of data."""
 _OBJECT = re.compile(rb"\s*+:\s*+(?=\{)")
 _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
@@ -77,7 +77,7 @@ def _capped(tokens: int, estimate: int | None) -> int:
 
 
 def _numbers_in(usage: object) -> tuple[int | None, int | None]:
-    """Return None for unreported usage. One invalid number invalidates all."""
+    """Return both numbers; None if not reported. An invalid number invalidates both."""
     if not isinstance(usage, dict):
         return None, None
     given = {name: usage.get(name) for name in (*_INPUT, *_OUTPUT, _CREATED, "total_tokens")}
@@ -126,13 +126,12 @@ class Reader:
 
     @property
     def _since(self) -> int:
-        """Tokens since the last reported usage."""
         return -(-(self._text - self._text_before) // BYTES_PER_TOKEN)
 
     def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
-        """Return the cost: as reported, otherwise estimated input and arrived output.
+        """Return the reported cost. Without a report, it is the estimated input and the output that arrived.
 
-        Estimates ``into`` and ``out`` bound reports, except the input of a partial estimate.
+        The estimates ``into`` and ``out`` bound the reported numbers, except the input of a partial estimate.
         """
         self.finish()
         reported = into if self._input is None else self._input
@@ -140,7 +139,10 @@ class Reader:
         return bounded(Usage(reported, output), None if is_partial else into, out)
 
     def _report(self, data: bytes, begin: int, end: int, head: bytes) -> None:
-        """Read the last ``usage`` object. Text can't match, because its quotes are escaped. ``head`` has the event's type."""
+        """Read the last ``usage`` object.
+
+        Text can't imitate it, because its quotes are escaped. ``head`` has the event's type.
+        """
         found, before = None, end
         for _ in range(_MOST_TRIED):
             before = data.rfind(b'"usage"', begin, before)
@@ -175,7 +177,7 @@ class EventReader(Reader):
         self._fed: list[bytes] = []
         self._size = 0
         self._pending = bytearray()
-        """An incomplete event; its end if long."""
+        """An incomplete event, or the end of a long one."""
         self._head = b""
         """Beginning of a long event."""
         self._cut = 0
@@ -239,7 +241,7 @@ class EventReader(Reader):
             self._examine(event)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """A line feed after a carriage return belongs to it, also in the next chunk."""
+        """Normalize line ends. A line feed after a carriage return belongs to it, even in the next chunk."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")

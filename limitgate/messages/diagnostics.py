@@ -62,8 +62,8 @@ class Diagnosis(Enum):
     CLOCK_LEAPT = (
         "LG017",
         (
-            "the clock of %s jumped %.1f seconds ahead, or this machine was suspended, so debts have drained and slots in "
-            "flight have expired; let NTP slew the clock"
+            "the clock of %s jumped %.1f seconds ahead, or this machine was suspended, so usage has drained early and "
+            "slots have expired; let NTP slew the clock"
         ),
     )
     EVICTS = (

@@ -113,12 +113,12 @@ _ELSEWHERE = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""Names that similarity would not find."""
+"""Suggestions for names that similarity would not find."""
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 
 _MOST = 100
-"""Names that are all listed."""
+"""Up to this many names, all are listed."""
 
 _LONG = 5
 """Shortest part that suggests a name: ``socket_timeout`` for ``timout``."""
@@ -145,7 +145,7 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Letters in common, then order, then distance in the alphabet.
+    """Return the letters in common, then their order, then the distance in the alphabet.
 
     ``qpn`` and ``qmp`` suggest ``qpm``; ``pth`` suggests ``path``, not ``qph``.
     """
@@ -155,7 +155,7 @@ def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
 
 
 def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
-    """Probable meaning, and valid names after ``prefix``."""
+    """Return the probable meaning, and valid names after ``prefix``."""
     names = list(known)
     near = meant(name, names)
     guess = "" if near is None else f"did you mean {prefix + near!r}? "
@@ -164,7 +164,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 class _Lacking:
-    """Access names the alternative."""
+    """A name that doesn't exist: access raises an error with the alternative."""
 
     def __init__(self, of: str, name: str, instead: str) -> None:
         self._said = f"{of} has no {name!r}, expected {instead}"
@@ -187,7 +187,7 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
 
 
 def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """A module's ``__getattr__`` (PEP 562) for such names."""
+    """Return a module's ``__getattr__`` (PEP 562) for such names."""
 
     def missing(name: str) -> NoReturn:
         if name in instead:
@@ -199,7 +199,7 @@ def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]
 
 @contextmanager
 def extra(name: str, *packages: str) -> Iterator[None]:
-    """Add ``pip install`` to the error for missing ``packages``."""
+    """Add a ``pip install`` command to the error for missing ``packages``."""
     try:
         yield
     except ModuleNotFoundError as error:

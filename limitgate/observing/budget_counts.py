@@ -72,7 +72,7 @@ _counts: WeakKeyDictionary[Any, dict[str, BudgetCounts]] = WeakKeyDictionary()
 
 
 def counts_of(budget: str, limiter: Any) -> BudgetCounts:
-    """Observers receive them from then on."""
+    """Return the metrics of a budget. From then on, observers receive them."""
     named = _counts.setdefault(limiter, {})
     counts = named.get(budget)
     if counts is None:

@@ -35,7 +35,7 @@ _REFUSALS: Final = tuple(product(RESERVES, get_args(Refusal)))
 
 
 class ShedSeries(Series):
-    """Counted by the adaptive limit itself."""
+    """Refusals that the adaptive limit itself counts."""
 
     __slots__ = ("_before", "_labels", "_limit", "places")
 
@@ -82,7 +82,7 @@ USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - USUAL
-"""No initial series."""
+"""Labels without an initial series."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
@@ -90,7 +90,7 @@ ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
 """Positions in a rule's values; the histogram starts at `COUNTS`."""
 SUMS = COUNTS + _BUCKETS
 TINY: Final = 1e-9
-"""Subtracted from a share, so that rounding cannot lift it above its bound."""
+"""Subtracted from a share, so that rounding can't raise it above a bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
@@ -129,7 +129,7 @@ class RuleSeries(Series):
             self.bans = Series([0], [(instruments.RULE_BANS, self.labels)])
 
     def retire(self, windows: Iterable[str]) -> None:
-        """A series can't be removed, so limits become 0."""
+        """Set the limits of windows to 0, because a series can't be removed."""
         self._windows = {**self._windows, **dict.fromkeys(windows, 0)}
 
     def adapt(self, places: ConcurrencyLimiter | None) -> None:
@@ -139,7 +139,7 @@ class RuleSeries(Series):
             self.shed = ShedSeries(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
-        """Count a decision with the fullest window's share."""
+        """Count a decision. ``share`` is the used share of the fullest window."""
         values, bucket = self.values, bisect_left(BOUNDS, share)
         values[outcome] += 1
         values[COUNTS + bucket] += 1
@@ -206,7 +206,7 @@ class Counts:
         return list(self._rules.values())
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """Metrics continue if the rule is redefined."""
+        """Return the metrics of a rule. They continue if the rule is redefined."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
@@ -293,7 +293,6 @@ def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *,
 
 
 def _used(bucket: BucketReading, *, is_charged: bool) -> float:
-    """Return the used share of the fullest window; 1 if banned."""
     charge, before, after = bucket
     algorithm = charge.bucket.algorithm
     if not algorithm.IS_LIMIT:
@@ -322,7 +321,7 @@ class ReloadStats:
         self.rejected: int = 0
         self.was_ok: bool = True
         self.error: str | None = None
-        """Of the last load."""
+        """Error of the last load."""
         self.at: float = time.time()
         """Unix seconds."""
 

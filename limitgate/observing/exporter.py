@@ -118,7 +118,7 @@ class Series:
 
 class Metrics(Protocol):
     def series(self) -> Iterable[Series]:
-        """The same objects each time, and new ones."""
+        """Yield the same objects each time, and new ones."""
 
     def gauges(self) -> Iterable[Gauge]: ...
 
@@ -179,7 +179,6 @@ class _Exported:
         return has_news
 
     def _guarded(self, export: Callable[..., None], *args: Any) -> None:
-        """One observer's failure doesn't affect others."""
         try:
             export(*args)
         except Exception as error:  # noqa: BLE001 - observers are foreign code
@@ -211,7 +210,7 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """The child must not inherit locks of observers."""
+        """Wait for the export, because the child must not inherit locks of observers."""
         with self._lock:
             pass
 
@@ -240,7 +239,7 @@ class MetricsExporter:
             self._start()
 
     def export(self, *, waits: bool = True) -> bool:
-        """True if any; without ``waits``, False during another export."""
+        """Export changes. Return True if there were any. Without ``waits``, return False during another export."""
         if not self._lock.acquire(blocking=waits):
             return False
         try:
@@ -292,7 +291,7 @@ class CallSeries(Series):
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
-        """An overload of this process made no call."""
+        """Note a call. An overload of this process isn't one."""
         if result != "overload":
             place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
             self.values[place] += 1

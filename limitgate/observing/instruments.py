@@ -23,10 +23,10 @@ Joined = Literal["sum", "min", "max", "each"]
 @dataclass(frozen=True, eq=False)
 class Instrument:
     name: str
-    """In OpenTelemetry."""
+    """Name in OpenTelemetry."""
     kind: Kind
     unit: str
-    """UCUM."""
+    """Unit in UCUM."""
     meaning: str
     labels: tuple[str, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Instrument:
 
     @property
     def prometheus_name(self) -> str:
-        """Equal to that of the OpenTelemetry exporter."""
+        """Name in Prometheus, equal to that of the OpenTelemetry exporter."""
         seconds = "_seconds" if self.unit == "s" else ""
         return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 

@@ -73,7 +73,7 @@ class Episodes:
         self._is_watched = False
 
     def count(self, key: str, now: int) -> bool:
-        """False if it begins an episode, see `begin`."""
+        """Count a refusal. Return False if it begins an episode, see `begin`."""
         episode = self._open.get(key)
         if episode is None or now - episode.last > QUIET * 1e6:
             return False
@@ -84,7 +84,7 @@ class Episodes:
     def begin(
         self, key: str, rule: str | None, now: int, refusal_id: str | None, name: Callable[[], str], *, is_shadow: bool = False
     ) -> None:
-        """``is_shadow``: the request passes."""
+        """Begin an episode. With ``is_shadow``, the request passes."""
         lines: list[_Line] = []
         with self._lock:
             if self.count(key, now):  # Another thread was faster.

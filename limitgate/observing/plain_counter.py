@@ -36,7 +36,7 @@ share = {first}
 """
 _BUCKET = "\nel".join([f"if share <= {bound}:\n    count_place = {COUNTS + place}" for place, bound in enumerate(BOUNDS)])
 _BUCKET += f"\nelse:\n    count_place = {COUNTS + len(BOUNDS)}"
-"""Finds the histogram bucket of a share. `bisect_left` takes three times as long for small shares."""
+"""Finds the histogram bucket of a share. For small shares, `bisect_left` takes three times as long."""
 _OTHER = """
 if (other := {used}) > share:
     share = other

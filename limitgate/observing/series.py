@@ -20,7 +20,7 @@ from limitgate.rules.rule import Rule, RuleSet
 _OUTCOMES: Final = len(RULE_DECISIONS.values["outcome"])
 _HISTOGRAM: Final = len(RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
 _ADAPTIVE: Final = prod(map(len, RULE_SHED.values.values())) + len((RULE_ADAPTIVE_LIMIT, RULE_ADAPTIVE_BASE))
-"""Of an adaptive rule, without gauges."""
+"""Number of series of an adaptive rule, without gauges."""
 
 
 def count_series(rules: RuleSet) -> int:
@@ -34,7 +34,7 @@ def _gauges(rule: Rule) -> int:
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """Counts by period; the lowest of equal periods."""
+    """Return the counts by period; of equal periods, the lowest count."""
     windows: dict[str, int] = {}
     for limit in limits:
         window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"

@@ -27,7 +27,7 @@ class Reading:
         self._is_over = False
 
     def over(self) -> Flow:
-        """Return that flow, once."""
+        """Run the flow for the end, once."""
         if not self._is_over:
             self._is_over = True
             yield from self._end()

@@ -24,15 +24,15 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 K = 2.0
-"""Requests per accepted one. Lower values block a host after few failures."""
+"""Multiple of the accepted requests that may be sent. Lower values block a host after few failures."""
 BUCKET_S = 1.0
 BUCKETS = 10
-"""A longer window detects recovery later."""
+"""Buckets of the window. A longer window would detect recovery later."""
 WINDOW_S = BUCKETS * BUCKET_S
 LEAST = 10
 """Requests in the window before any is refused."""
 MOST = 0.95
-"""The rest detects recovery."""
+"""Maximum probability of a refusal; the other requests detect recovery."""
 
 
 class _Bucket:
@@ -50,7 +50,7 @@ class AdaptiveThrottle:
 
         p = min(MOST, max(0, (requests - K accepts) / (requests + 1)))
 
-    where ``requests`` includes local refusals. Requests count when they end: pending ones must not look like refusals.
+    where ``requests`` includes local refusals. Requests count when they end, because pending ones must not look like refusals.
     """
 
     __slots__ = ("_accepts", "_buckets", "_requests")
@@ -66,14 +66,14 @@ class AdaptiveThrottle:
         return min(MOST, max(0.0, (self._requests - K * self._accepts) / (self._requests + 1)))
 
     def refuses(self, now: float, random: Callable[[], float]) -> bool:
-        """A withheld request counts as refused. ``random`` is in [0, 1)."""
+        """Return True to refuse a request, which then counts as refused. ``random`` is in [0, 1)."""
         if random() >= self.refused_share(now):
             return False
         self.count(now, accepted=False)
         return True
 
     def count(self, now: float, *, accepted: bool) -> None:
-        """A slightly late time counts in the newest bucket."""
+        """Count a request. A slightly late one counts in the newest bucket."""
         bucket = self._newest(now)
         bucket.requests += 1
         bucket.accepts += accepted
@@ -95,7 +95,7 @@ class Refusal(NamedTuple):
     retry_after: int
     """Randomized seconds."""
     limit: int = 0
-    """Limit in flight if full; 0 if the host accepts too few requests."""
+    """Limit in flight if it is full; 0 if the host accepts too few requests."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
@@ -180,7 +180,7 @@ class HostLoad:
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log a first refusal without the lock: the log handler may send to this host."""
+        """Log a first refusal, without holding the lock: the log handler may send to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:

@@ -93,7 +93,6 @@ class _Transport(ThrottledClient, Generic[Request, Response, Inner]):
         )
 
     def _inner(self, transport: Any, method: str, base: str) -> Any:
-        """Raises `ConfigError` if it can't send our requests."""
         library, own = self._library.__name__, base.replace("Base", "HTTP")
         if transport is None:
             return getattr(self._library, own)()
@@ -230,7 +229,10 @@ def _transport_in(client: str) -> str:
 
 
 def _foreign(thing: object, library: Any) -> str | None:
-    """Name of the other library if the object is its own. Checks base classes: openai renames the module of httpx2 classes."""
+    """Return the name of the other library if the object belongs to it.
+
+    Checks base classes, because openai renames the module of httpx2 classes.
+    """
     if isinstance(thing, _kinds(library)):
         return None
     others = [(name, sys.modules.get(name)) for name in _LIBRARIES]
@@ -260,10 +262,10 @@ class _Outbound(Transport):
             ConnectionError,
             TimeoutError,
         )
-        """Builtin errors come from third-party transports."""
+        """Errors without a response. Third-party transports raise builtin ones."""
 
     def is_unanswered(self, error: BaseException) -> bool:
-        """False for a full connection pool."""
+        """True if there was no response, except for a full connection pool."""
         return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
 
     def repeatable(self, request: Any) -> bool:
@@ -398,12 +400,12 @@ class _SyncOutbound(_Outbound, throttle.SyncTransport):
 
 
 def _content(response: Any) -> bytes:
-    """Decoded body of a closed response; a transport may have read it without keeping it."""
+    """Return the decoded body of a closed response; empty if the transport read it without keeping it."""
     return getattr(response, "_content", b"")
 
 
 class _Along:
-    """For both kinds of stream."""
+    """A stream that LimitGate reads as the application does, sync or async."""
 
     def __init__(self, stream: Any, reading: Reading) -> None:
         self._stream = stream

@@ -29,9 +29,9 @@ class ClientOptions(TypedDict, total=False):
     strict: bool
     """Never send more than the count in any period, whatever the service's algorithm. Default: False."""
     adaptive: Adaptive | bool
-    """An adaptive limit on requests of a key in flight; true for defaults. Refuses excess at once. Default: False."""
+    """An adaptive limit on a key's requests in flight; true for defaults. Refuses excess requests at once. Default: False."""
     throttle: bool
-    """Send almost no requests of a key while too few succeed. Default: False."""
+    """Send few requests of a key while most of them fail. Default: False."""
     budget: Any
     """A `limitgate.llm.Budget` in place of limits. Default: none."""
     observers: Iterable[str | Observer]
@@ -82,15 +82,14 @@ def _is_seconds(value: object) -> TypeGuard[float]:
 
 
 SHARE = 10
-"""The burst of a count too high for a log is this fraction."""
+"""If a count is too high for a log, the burst is the count divided by this."""
 
 
 def strict(limit: Limit | str) -> Limit:
     """Return a limit that never admits more than the count in any period.
 
-    A ``sliding_log``, or with a burst or a high count ``gcra`` at a lower rate: for a count N and a burst B, N - B + 1 per
-    period.
-    Raises `ConfigError` for an impossible burst or algorithm.
+    The result is a ``sliding_log``. With a burst or a high count, it is ``gcra`` at a lower rate: N - B + 1 per period, for
+    a count N and a burst B. Raises `ConfigError` for an impossible burst or algorithm.
     """
     given = as_limit(limit)
     if given.says_algorithm or given.borrow:
@@ -98,7 +97,7 @@ def strict(limit: Limit | str) -> Limit:
         return given
     if given.burst > given.count:
         raise ConfigError(
-            f"{given!r}: in no period are more than {given.count} to pass, expected a burst of at most that, or strict=False"
+            f"{given!r}: at most {given.count} may pass in any period, expected a burst of at most that, or strict=False"
         )
     if given.burst == given.count and given.count <= MAX_ENTRIES:
         return Limit(f"{given.count} per {given.period} seconds", algorithm="sliding_log")

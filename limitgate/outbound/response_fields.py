@@ -14,7 +14,7 @@ from typing import NamedTuple
 import http_sf
 
 Field = Callable[[str], str | None]
-"""Value by lower-case name, lines joined by commas."""
+"""Returns the value of a field by lower-case name, with lines joined by commas."""
 
 LONGEST = 366 * 86_400.0
 """Seconds."""
@@ -23,7 +23,7 @@ MOST_READ = 4096
 _SKEW = 2.0
 """Seconds: ``Date`` has whole seconds and a delay."""
 _IS_TIME = 1_000_000_000
-"""A number from here on is Unix time, not a wait."""
+"""A number of at least this is Unix time, not a wait."""
 _IS_MILLISECONDS = 1_000_000_000_000
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _VALUE = re.compile(r"\s*(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,)?[^,]+", re.IGNORECASE)
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
     @property
     def pause(self) -> float | None:
-        """Seconds; ``Retry-After`` takes precedence (draft, section 7)."""
+        """Seconds to wait; ``Retry-After`` takes precedence (draft, section 7)."""
         return self.exhausted if self.retry_after is None else self.retry_after
 
 
@@ -66,7 +66,7 @@ def answer_of(status: int, field: Field, now: float) -> Answer:
 
 
 def without_encoding(field: Field) -> Field:
-    """The body of the response is decoded while it is read."""
+    """Hide ``content-encoding``, because the body is decoded while it is read."""
     return lambda name: None if name == "content-encoding" else field(name)
 
 
@@ -79,7 +79,7 @@ def _short(field: Field) -> Field:
 
 
 def _retry_after(value: str, date: str | None, now: float) -> float | None:
-    """RFC 9110, section 10.2.3, also fractions and Unix time. The longest value counts."""
+    """Parse ``Retry-After`` (RFC 9110, section 10.2.3), also with fractions or Unix time. The longest value counts."""
     waits = [_delay(each, date, now) for each in _VALUE.findall(value)]
     return max([wait for wait in waits if wait is not None], default=None)
 
@@ -107,7 +107,7 @@ def _exhausted(field: Field, now: float) -> float | None:
 
 
 def _policies(value: str) -> list[tuple[int, int | None]]:
-    """Remaining requests and seconds until reset per policy; empty if malformed.
+    """Return remaining requests and seconds until reset per policy; empty if malformed.
 
     Drafts since 08 use a list, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
     """
@@ -124,7 +124,7 @@ def _items(parsed: object) -> list[tuple[int, int | None]]:
     found = []
     for name, parameters in parsed:  # type: ignore[attr-defined] # other types raise
         if type(name) is not str:
-            raise TypeError(f"{name!r:.80} is no name of a policy, expected a string")
+            raise TypeError(f"{name!r:.80} is not the name of a policy, expected a string")
         waits = [parameters[each] for each in ("t", "w") if each in parameters]
         found.append((_count(parameters["r" if "r" in parameters else "a"]), _count(waits[0]) if waits else None))
     return found
@@ -137,7 +137,7 @@ def _members(parsed: object) -> list[tuple[int, int | None]]:
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.80} is no count, expected a non-negative integer")
+        raise ValueError(f"{value!r:.80} is not a count, expected a non-negative integer")
     return value
 
 
@@ -169,6 +169,6 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Return the seconds until a time by the service's clock, or ours if both agree or ``Date`` is missing."""
+    """Return the seconds until a time by the service's clock, or by this one if both agree or ``Date`` is missing."""
     theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

@@ -56,7 +56,7 @@ REMEMBERED = 10_000
 _SHORT = 260
 """Longest key that isn't hashed: a host and port (RFC 1035, section 2.3.4)."""
 _HEARD = 1.0
-"""Seconds between polls for others' pauses."""
+"""Seconds between polls for pauses of other processes."""
 _ROUNDING = 2.0
 """Seconds: services round up, and clocks differ."""
 _LONGEST_BACKOFF = 60.0
@@ -85,7 +85,7 @@ class Transport(ABC):
 
     @abstractmethod
     def is_unanswered(self, error: BaseException) -> bool:
-        """True for: no connection, no response, or a late one."""
+        """True if there was no connection, no response, or a late response."""
 
     @abstractmethod
     def field(self, response: Any) -> Field:
@@ -93,11 +93,11 @@ class Transport(ABC):
 
     @abstractmethod
     def target(self, request: Any) -> Target:
-        """Return what a budget reads of a request."""
+        """Return the parts of a request that a budget reads."""
 
     @abstractmethod
     def along(self, response: Any, reading: Reading) -> Any:
-        """Have the body read along, or read it now if in memory."""
+        """Let a budget read the body: now if it is in memory, otherwise while the application reads it."""
 
     def is_unsent(self, error: BaseException) -> bool:
         """True for an error before sending."""
@@ -166,7 +166,7 @@ _by_method: list[Callable[[Any], bool]] = []
 
 
 def by_method(repeatable: Callable[[T], bool]) -> Callable[[T], bool]:
-    """Mark a default for ``repeatable``. With a budget, all requests repeat: a refused one had no effect."""
+    """Mark a default for ``repeatable``. With a budget, all requests are repeated, because a refused one had no effect."""
     _by_method.append(repeatable)
     return repeatable
 
@@ -204,7 +204,7 @@ class ClientThrottle(Generic[Request, Kind]):
             limits = tuple([limit if isinstance(limit, Configured) else strictly(limit) for limit in limits])
         self._limiter: Kind = _limiter_of(limiter, kind, options.get("observers", ()))
         self.owned: Kind | None = self._limiter if isinstance(limiter, str) else None
-        """Set if this throttle created it."""
+        """The limiter if this throttle created it."""
         if limits:
             self._limiter.validate("", *limits, timeout=None)
         self._limits = limits
@@ -230,7 +230,7 @@ class ClientThrottle(Generic[Request, Kind]):
         self._paused: dict[str, float] = {}
         """Monotonic ends, by key."""
         self._empty: dict[str, float] = {}
-        """When empty local buckets fill, by key."""
+        """By key, when an empty local bucket is full."""
         throttles.add(self)
 
     @property
@@ -290,7 +290,6 @@ class ClientThrottle(Generic[Request, Kind]):
     def _heard(  # noqa: PLR0917 - one call, in the order of its use
         self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Any
     ) -> Generator[Any, Any, tuple[float, float]]:
-        """The pause that a response asks for, and the one that is kept, in seconds."""
         if spending is not None:
             answer = spending.hear(answer.status, transport.field(response))
             yield transport.finish(spending.learning())
@@ -325,7 +324,6 @@ class ClientThrottle(Generic[Request, Kind]):
         return response, answer
 
     def _refuse(self, refusal: Refusal, refused: Any) -> NoReturn:
-        """Raise `RateLimited` for an overloaded host, with its previous ``refused``."""
         decision = _refusal(refusal.retry_after, refusal.limit)
         self._limiter._count(decision, "nobody")  # noqa: SLF001 - a decision of this client, not of its limiter
         raise RateLimited(decision, refused)
@@ -339,7 +337,7 @@ class ClientThrottle(Generic[Request, Kind]):
     def _turn(  # noqa: PLR0917 - one call, in the order of its use
         self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Any
     ) -> Flow:
-        """Wait for a turn outside of any pause, after a previous ``refused``."""
+        """Wait for a turn that isn't within a pause. ``refused`` is the previous refusal."""
         if load is not None and (refusal := load.refusal()) is not None:
             self._refuse(refusal, refused)
         while True:
@@ -363,7 +361,6 @@ class ClientThrottle(Generic[Request, Kind]):
             yield transport.sleep(min(pause, LOOK_AGAIN) if banned or _short(key) in self._look_at else pause)
 
     def _taking(self, key: str, left: float, spending: Any) -> Generator[Any, Any, Decision | None]:
-        """Book a turn within ``left`` seconds; None for an open ``on_error``."""
         if spending is not None:
             decision = yield from self._asking(lambda limiter, _: spending.taking(limiter, left))
         elif not self._limits:
@@ -408,7 +405,6 @@ class ClientThrottle(Generic[Request, Kind]):
         return self._empty.get(_short(key), -math.inf) - waiting.monotonic()
 
     def _look_for_pardon(self, key: str) -> Flow:
-        """Poll every second for a pause that another process ended."""
         known, now = _short(key), waiting.monotonic()
         if self._paused_for(key) <= 0:
             self._look_at.pop(known, None)
@@ -442,7 +438,6 @@ class ThrottledClient(Remade):
 
 
 def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:
-    """Raises `ConfigError`, also for observers of a given limiter."""
     if isinstance(limiter, str):
         return kind(limiter, observers=observers)
     if observers:
@@ -456,7 +451,7 @@ throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """If the service's bucket is full within ``full_in`` seconds, turns are already spaced."""
+    """Return the pause. If the service's bucket is full within ``full_in`` seconds, turns are already spaced."""
     if answer.refused:
         return answer.pause or _backoff(1)
     is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
@@ -464,14 +459,13 @@ def _pause(answer: Answer, full_in: float) -> float:
 
 
 def _refusal(wait: float, limit: int = 0) -> Decision:
-    """``limit``: requests in flight, if that decided."""
     if limit:
         return refused_in_flight(((None, limit, 0),), float(wait))
     return Decision(False, 0, 0, float(wait), float(wait), 0, None)
 
 
 def _backoff(refusals: int) -> float:
-    """Randomized seconds: up to 1, 2, 4 and so on."""
+    """Return randomized seconds: up to 1, 2, 4 and so on."""
     return min(_LONGEST_BACKOFF, 2.0 ** min(refusals - 1, 10)) * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
 
 
@@ -487,7 +481,7 @@ def banned_for(decision: Decision) -> float:
 
 
 def _short(key: str) -> str:
-    """A service can choose keys by redirects, so they are bounded."""
+    """Shorten a key, because a service can choose keys by redirects."""
     # The limiter rejects other types.
     if isinstance(key, str) and len(key) > _SHORT:
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -506,7 +500,7 @@ def _remember(times: dict[str, float], key: str, until: float) -> None:
 
 @contextmanager
 def shut_after(seconds: float, fileno: int) -> Iterator[None]:
-    """Socket timeouts apply to each read, so shut the socket down after ``seconds``."""
+    """Shut a socket down after ``seconds``, because socket timeouts apply to each read."""
     with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
         timer = Timer(seconds, _shut, [line])
         timer.daemon = True

@@ -23,7 +23,7 @@ Outcome = Literal["ok", "failed", "untaught"]
 
 WINDOW_S = 0.1
 WINDOW_REQUESTS = 25
-"""In a window shorter than `WINDOW_MOST_S`; noise in fewer looks like a queue."""
+"""Requests of a window, unless it lasts `WINDOW_MOST_S`: with fewer, noise looks like a queue."""
 WINDOW_MOST_S = 1.0
 IDLE_S = 1.0
 """Seconds without a request that discard a window."""
@@ -34,7 +34,7 @@ STUCK_BASES = 10
 can't block the process.
 """
 SMALL_LIMIT = 16
-"""No dips up to this limit for requests faster than half of ``delay``: errors of R0 are harmless."""
+"""Up to this limit there are no dips for requests faster than half of ``delay``, because errors of R0 are harmless."""
 
 
 class Guard(Protocol):
@@ -53,7 +53,7 @@ class Permit:
     client: Hashable
     priority: Priority
     era: object
-    """That of the limit at its start."""
+    """The limit's era when the request began."""
 
     @property
     def waits(self) -> bool:
@@ -90,7 +90,7 @@ class AdaptiveLimit:
         self.in_flight: int = 0
         """Requests in flight, except lost ones."""
         self.limit: int = options.start
-        """Outside of dips."""
+        """The limit outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
         """Highest first."""
         self._baselines = Baselines()
@@ -102,7 +102,7 @@ class AdaptiveLimit:
         self._line: WaitingLine[Permit] | None = None
         self._displaced: list[Permit] = []
         self._idle: dict[Permit, float] = {}
-        """Requests that wait for their clients, and until when they keep permits."""
+        """Requests that wait for their clients, and when they lose their permits."""
         self._idle_due = math.inf
         """Lower bound of these times."""
         self._top = 0
@@ -212,7 +212,7 @@ class AdaptiveLimit:
         self._idle_due = min(self._idle_due, until)
 
     def busy(self, permit: Permit, idle_s: float) -> None:
-        """End the wait; it doesn't count."""
+        """End the wait for the client, which doesn't count as work."""
         if self._idle.pop(permit, None) is not None and permit.began is not None:
             permit.began += idle_s
 
@@ -268,7 +268,6 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def _without_place(self, now: float, request_class: Hashable, level: PriorityLevel) -> Permit | Refusal | None:
-        """Return a waiting permit, or why there is no room; None if there is room."""
         if level.kept < 1 and not level.passes_thinning():
             level.thinned += 1
             return "thinned"
@@ -301,7 +300,6 @@ class AdaptiveLimit:
         self._top = max(self._top, self.in_flight)
 
     def _take_from_idle(self, now: float) -> None:
-        """Release permits of requests that wait too long."""
         if now < self._idle_due:
             return
         self._idle_due = math.inf
@@ -365,7 +363,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Failed requests, without the worst client if there are others."""
+        """Return the failed requests, without those of the worst client if there are others."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
@@ -406,14 +404,14 @@ class AdaptiveLimit:
             self._thin()
 
     def _give_up(self, now: float) -> None:
-        """Declare requests in flight lost; they are no samples."""
+        """Declare requests in flight lost. They give no samples."""
         self.in_flight = 0
         self._era = object()
         self._moved_at = now
         self._rest(now)
 
     def _rest(self, now: float) -> None:
-        """Keep what was learned, drop the pressure."""
+        """After idle time, keep the learned limit and forget the pressure."""
         self._law.rest()
         self._dip = None
         self._restart_thinning()
@@ -430,7 +428,7 @@ class AdaptiveLimit:
         self._open_levels()
 
     def _open_levels(self) -> None:
-        """Fast path for priorities that aren't thinned, without waiters."""
+        """Open the fast path for priorities that aren't thinned, if no request waits."""
         for level in self.levels.values():
             level.free = level.room if level.kept == 1 and self._line is None else 0
 

@@ -4,7 +4,7 @@ Faster requests lower a baseline. It rises only by measurements without a local 
 it doesn't follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A client with many
 requests has its own baseline.
 
-All processes dip at the same multiples of five seconds of the wall clock, to not measure each other's queues.
+All processes dip at the same multiples of five seconds of the wall clock, so that they don't measure each other's queues.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import math
 from collections.abc import Hashable
 
 FIRST = 10
-"""Requests of a class that make its first baseline."""
+"""Number of requests that make a class's first baseline."""
 MOST_CLASSES = 1000
 """The least used one is dropped."""
 MEMORY_S = 600.0
-"""Seconds, up to twice that."""
+"""Memory in seconds: at least this, at most twice as much."""
 MAX_STEP = 2.0
 MAX_DRIFT = 4.0
 FEW = 3
 """The mean of n has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
 RECENT = 64
-"""Requests that determine frequent clients; then counts are halved."""
+"""Number of requests that determine frequent clients; after it, counts are halved."""
 MANY = 4
-"""Above a fourth of the recent requests."""
+"""A client is frequent if it sends more than a fourth of the recent requests."""
 SEVERAL = 3
 """The first baseline needs one request from each of this many clients."""
 MOST_OWN = 8
@@ -39,7 +39,7 @@ class Baseline:
     def __init__(self) -> None:
         self.mean_s: float = 0.0
         self.known: int = 0
-        """Up to `FIRST`."""
+        """Known samples, up to `FIRST`."""
         self.count: int = 0
         self.seconds: float = 0.0
         self._least = self._least_before = math.inf
@@ -78,7 +78,7 @@ class Baseline:
         self.mean_s += QUIET_WEIGHT * (min(self.seconds / self.count, self._known_s) - self.mean_s)
 
     def rise_again(self, now: float) -> None:
-        """Return to the maximum, as far as requests are that slow again."""
+        """Rise towards the earlier maximum if requests are that slow again."""
         self._forget(now)
         self.mean_s = max(self.mean_s, min(self.seconds / self.count, self._known_s))
 
@@ -101,7 +101,7 @@ class RequestClass:
 
     def __init__(self) -> None:
         self.shared: Baseline = Baseline()
-        """All but frequent clients."""
+        """Baseline of all clients except frequent ones."""
         self.uses: int = 0
         self._own: dict[Hashable, Baseline] = {}
         self._total = 0
@@ -125,7 +125,7 @@ class RequestClass:
         return self._begin_own(client) if makes_many else shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
-        """Replaces a baseline without recent requests."""
+        """Begin a client's baseline, in place of one without recent requests."""
         if len(self._own) >= MOST_OWN:
             gone = next((each for each in self._own if each not in self.made), None)
             if gone is None:
@@ -193,10 +193,10 @@ class Baselines:
 
 EVERY_S = 5.0
 SOON_S = 0.5
-"""Next dip after a much faster one, up to 4 s after the mark."""
+"""Seconds until the next dip after one with much faster requests, up to 4 s after the mark."""
 PRESSED_S = 1.0
 DEPTH = 0.7
-"""Share of the requests in flight without a queue."""
+"""Limit during a dip, as a share of the requests in flight without a queue."""
 ON_TIME_S = 0.1
 """All processes share a dip that begins within these seconds of a mark."""
 LENGTH_S = 0.25
@@ -206,11 +206,11 @@ LEAST = 3
 """Requests to learn from; with fewer, the dip lasts `GRACE_S` longer."""
 GRACE_S = 0.5
 ENOUGH = 10
-"""Requests that end a dip, or twice its limit if more."""
+"""Number of requests that end a dip, or twice its limit if that is more."""
 
 
 class Schedule:
-    """Dips on the wall clock, which may step: each new 5 s interval has one."""
+    """Dips by the wall clock, which may step. Each new interval of 5 s has one dip."""
 
     __slots__ = ("_mark", "_soon_mark")
 
@@ -242,7 +242,7 @@ class Dip:
         self.is_shared: bool = is_shared
         """All processes dip."""
         self.clean_at: float = math.inf
-        """When requests in flight fell to the limit; earlier ones may have queued."""
+        """Time when requests in flight fell to the limit. Requests before it may have queued."""
         self.count: int = 0
         self._ends_at = now + max(LENGTH_S, LENGTH_BASES * base_s)
         self._enough = max(ENOUGH, 2 * self.limit)

@@ -77,14 +77,13 @@ class ConcurrencyLimiter:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """The parent's permits are void."""
         self._lock = Lock()
         adaptive, max_delay, reserve = self.terms
         self.limit: AdaptiveLimit = AdaptiveLimit(adaptive, wall_offset=self._wall_offset, reserve=reserve, max_delay=max_delay)
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._abandoned: deque[Callable[[], None]] = deque()
-        """For the next holder of the lock."""
+        """Actions for the next holder of the lock."""
 
     def forget(self) -> None:
         with self._lock:
@@ -143,7 +142,7 @@ class ConcurrencyLimiter:
         return True
 
     def idle(self, permit: Permit, spent_s: float) -> float:
-        """Note ``spent_s`` seconds of waiting for the client; return their start.
+        """Note that the request has waited for its client for ``spent_s`` seconds. Return the start of the wait.
 
         The permit is kept for ``delay`` seconds, and then until another request needs it.
         """
@@ -195,7 +194,7 @@ class ConcurrencyLimiter:
         self._serve(now)
 
     def _serve(self, now: float) -> None:
-        """A permit without a living waiter passes on."""
+        """Give permits to waiting requests. If a waiter is gone, its permit passes on."""
         is_over = not self._waiters
         while not is_over:
             is_over = True

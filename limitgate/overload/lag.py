@@ -1,4 +1,4 @@
-"""Lag of event loops and proxies: queues before requests are counted. `LagGuard` and `ProxyQueue` are pure.
+"""Lag of event loops and proxies: the queues in front of the limits. `LagGuard` and `ProxyQueue` are pure.
 
 A heartbeat is due every 10 ms. While it is late, each iteration admits only requests of its first 10 ms. Without a loop, waits
 reported by a trusted proxy replace heartbeats.
@@ -26,17 +26,17 @@ from limitgate.process.forking import reset_in_children
 EVERY_S = 0.010
 """Heartbeat."""
 TARGET_S = 0.005
-"""Tolerated lag."""
+"""Tolerated lag in seconds."""
 INTERVAL_S = 0.100
 """Lag that makes a loop hot."""
 INTERVAL_REQUESTS = 10
-"""Or this many requests, if that takes longer."""
+"""In requests, if that takes longer."""
 BUDGET_S = 0.010
 """Per iteration of a hot loop."""
 BUDGET_REQUESTS = 2
-"""Or this many requests, if that takes longer."""
+"""In requests, if that takes longer."""
 WAITING_S = 0.030
-"""Added while connections wait: they have caused no work yet."""
+"""Seconds of lag added while connections wait, because these have caused no work yet."""
 LEARNED = 0.1
 """Weight of an iteration in the mean, which is capped at a second per request."""
 RESTS_AFTER = 100
@@ -86,7 +86,7 @@ class LagGuard:
         return self.is_hot or self._late_since is not None
 
     def waited(self, now: float, wait_s: float) -> None:
-        """The current request's wait, by its proxy."""
+        """Note the current request's wait, as its proxy reports it."""
         wait_s = max(0.0, wait_s)
         self.due_at = now - wait_s
         self._observe(now, wait_s)
@@ -137,7 +137,7 @@ class ProxyQueue:
 
 
 DESCRIPTORS = 256
-"""Scanned: servers open listening sockets first."""
+"""Number of descriptors to scan: servers open listening sockets first."""
 SCAN_EVERY_S = 60.0
 """A closed socket triggers a scan."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
@@ -245,7 +245,7 @@ class Lagging(Protocol):
 
 class _Here(local):
     guard = LoopGuard()
-    """Of the loop that ran in this thread last."""
+    """Guard of the loop that ran last in this thread."""
 
 
 class Heartbeats:
@@ -258,7 +258,6 @@ class Heartbeats:
         reset_in_children(self)
 
     def reset_after_fork(self) -> None:
-        """Loops don't run in a forked child."""
         self._guards: WeakKeyDictionary[_Loop, LoopGuard] = WeakKeyDictionary()
         self._here = _Here()
 
@@ -293,7 +292,7 @@ class Heartbeats:
         return len(self._guards) > 0 or len(self._others) > 0
 
     def note(self, other: Lagging) -> None:
-        """Include another source while it lives."""
+        """Include another source of lag while the object lives."""
         self._others[other] = None
 
     def lags_s(self) -> list[float]:

@@ -21,20 +21,20 @@ SMOOTHED_S = (0.3, 3.0)
 DOWN = 0.4
 """Share of the distance per window. Rises are immediate."""
 FAILED_SHARE = 0.1
-"""Share that cuts the limit to `AFTER_FAILURES`."""
+"""Share of failures that cuts the limit to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
 """Share of the baseline that causes another dip."""
 CUT = 0.7
-"""Must make requests faster if their queue is local."""
+"""Factor of a cut, which must make requests faster if their queue is local."""
 SLOW = 1.1
 """Factor of the allowed duration."""
 STILL_SLOW = 0.85
 """Share of the previous duration."""
 RAISE_EVERY_S = 30.0
-"""Between such rises of baselines."""
+"""Seconds between such rises of baselines."""
 QUEUE_FORMS_S = 3.0
-"""After a rise, the limit follows the duration this long."""
+"""Seconds after a rise in which the limit follows the duration."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,10 +45,10 @@ class Window:
     base_s: float = 0.0
     """Duration without load."""
     untaught_s: float = 0.0
-    """Of other requests, each capped at its unloaded duration."""
+    """Duration of other requests, each capped at its unloaded duration."""
     failed: int = 0
     has_refused: bool = False
-    """Lack of room, or lag."""
+    """True after a refusal, for lack of room or for lag."""
     is_full: bool = False
     most_in_flight: int = 0
     longest_base_s: float = 0.0
@@ -61,7 +61,7 @@ class LittlesLaw:
         self.rate: float | None = None
         """Completions per second, X."""
         self.base_in_flight: float = 0.0
-        """In flight without a queue, B."""
+        """Requests in flight without a queue, B."""
         self.pressed_since: float | None = None
         self.wants_dip: bool = False
         """The last dip found much faster requests."""
@@ -96,14 +96,14 @@ class LittlesLaw:
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
-        """Learn from a dip: duration, and baselines before and after, in seconds."""
+        """Learn from a dip, by its duration and the baselines before and after, in seconds."""
         self.wants_dip = took_s < MUCH_FASTER * before_s
         # Only downwards, so that the next dip is deep enough; a higher value may come from a queue, and windows will show it.
         if after_s < before_s:
             self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
-        """Learn from an ended window. True if its durations, free of local queueing, can be a baseline."""
+        """Learn from an ended window. Return True if its durations can be a baseline, because there was no local queue."""
         if window.failed > FAILED_SHARE * (window.count + window.failed):
             self._move_to(AFTER_FAILURES * self.value)
         if window.count:

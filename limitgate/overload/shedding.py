@@ -26,18 +26,18 @@ class PriorityLevel:
     def __init__(self, priority: Priority) -> None:
         self.priority: Priority = priority
         self.share: Fraction = Fraction(1)
-        """Of the limit."""
+        """Share of the limit."""
         self.budget: float = 1.0
         """Share of a hot loop's iteration."""
         self.room: int = 1
-        """Maximum of all requests in flight that admits this priority."""
+        """This priority is admitted up to this many requests in flight."""
         self.free: int = 0
-        """The same on the fast path."""
+        """`room` on the fast path."""
         self.kept: float = 1.0
         """Share that passes thinning."""
         self.admitted: int = 0
         self.limit: int = 0
-        """Refusals for lack of room."""
+        """Number of refusals for lack of room."""
         self.lag: int = 0
         self.thinned: int = 0
         self._credit = 0.5
@@ -60,7 +60,7 @@ class PriorityLevel:
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
-        """Spaces admitted requests evenly."""
+        """True if a request passes. Admitted requests are evenly spaced."""
         credit = self._credit + self.kept
         passes = credit >= 1
         self._credit = credit - passes
@@ -89,7 +89,7 @@ class RecentShare:
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Randomized whole seconds by recent refusals; ``random`` is in [0, 1)."""
+    """Return randomized whole seconds, more after more refusals. ``random`` is in [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
 
 
@@ -98,7 +98,7 @@ GAIN = 0.1
 GOAL = 0.05
 """Tolerated refusals before lower priorities are thinned."""
 WEIGHT = 0.2
-"""Of a step in the averages."""
+"""Weight of a step in the averages."""
 QUIET_STEPS = 10
 """Steps without other refusals that end the load."""
 FALLS = 0.05
@@ -159,22 +159,22 @@ class Thinning:
 W = TypeVar("W", bound=Hashable)
 
 INTERVAL_S = 0.100
-"""A queue is standing if not empty for this long."""
+"""Seconds after which a queue that hasn't been empty is standing."""
 INTERVAL_PLACES = 10
-"""Or released permits, if that takes longer."""
+"""In released permits, if that takes longer."""
 MOMENT_S = 0.005
 """Maximum wait in a standing queue."""
 MOMENT_PLACES = 2
-"""Or released permits, if that takes longer."""
+"""In released permits, if that takes longer."""
 MOST = 1000
-"""More would take memory and time out."""
+"""Maximum of waiting requests: more would take memory and time out."""
 
 
 class WaitingLine(Generic[W]):
     """A queue for permits with CoDel's rule of a standing queue (RFC 8289).
 
     Usually first come, first served. A standing queue only adds latency, so it serves the newest request first, and refuses
-    after a short wait (Facebook, "Fail at Scale").
+    requests after a short wait (Facebook, "Fail at Scale").
     """
 
     def __init__(self, max_delay: float) -> None:
@@ -192,7 +192,7 @@ class WaitingLine(Generic[W]):
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
-        """A full queue displaces the oldest of the lowest priority."""
+        """Add a waiter. A full queue displaces the oldest one of the lowest priority, which is returned."""
         if not self:
             self._since = now
         self._waiting[priority][waiter] = now

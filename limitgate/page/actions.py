@@ -69,7 +69,6 @@ def acting(
 
 
 def _banned(figures: Mapping[str, Any], digest: str, timeout: float) -> ConfigFlow[tuple[str, RuleBucketOperations]]:
-    """Return the bucket of a client that is banned in the journal."""
     prefix = figures["prefix"]
     journal = JournalFlows(prefix, timeout)
     listed = yield from journal.listing()

@@ -24,13 +24,13 @@ from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
 STREAM_S = 20.0
-"""The browser then reconnects."""
+"""Seconds of a stream; the browser then reconnects."""
 PERIOD_S = 2.0
 SLOWEST_S = 10.0
 SHARE = 0.015
 """Share of a core for reading; large fleets are read less often."""
 LOOK_S = 0.5
-"""Checks whether the server stops."""
+"""Seconds between checks if the server is stopping."""
 MOST_STREAMS = 250
 """Further viewers poll."""
 
@@ -73,7 +73,7 @@ class Page:
         self._watchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Watcher] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        """Answer a request. Lifespan events close a store from a URL."""
+        """Answer a request. Lifespan events close a store that was opened from a URL."""
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
@@ -92,7 +92,6 @@ class Page:
             await send({"type": "http.response.body", "body": b"" if request.sent_method == "HEAD" else found.body})
 
     async def _answer(self, request: ASGIRequest, route: str, receive: Any) -> Answer | None:
-        """Return None for a stream."""
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
@@ -126,7 +125,7 @@ class Page:
         return found
 
     async def _stream(self, receive: Any, send: Any) -> None:
-        """Ends with the viewer, `STREAM_S`, or the server."""
+        """Send figures until the viewer leaves, `STREAM_S` ends, or the server stops."""
         watcher, deadline = self._watcher, monotonic() + STREAM_S
         headers = [(name.lower().encode(), value.encode()) for name, value in STREAM]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -213,7 +212,6 @@ class _Watcher:
                 return
 
     async def _wait(self, reading: asyncio.Future[Mapping[str, Any]] | None, seconds: float) -> bool:
-        """Wait for a reading. False if the server stops."""
         until = monotonic() + seconds
         while self._viewers and monotonic() < until and not (self._is_late if reading is None else reading.done()):
             if is_stopping():
@@ -241,7 +239,6 @@ async def _leave(receive: Any) -> None:
 
 
 async def _body(receive: Any) -> bytes | None:
-    """Return None for a body that is too long."""
     body = b""
     while True:
         message = await receive()

@@ -64,7 +64,7 @@ def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
-    """Raises `ConfigError` or `ValueError` for an empty query, and `StoreError`."""
+    """Explain a request or an id. Raises `ConfigError`, `StoreError`, or `ValueError` for an empty query."""
     if len(query) > _LONGEST:
         raise ConfigError(f"the question has more than {_LONGEST} characters, expected fewer")
     text = query.get("id", "").strip()
@@ -101,7 +101,6 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
 
 
 def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
-    """Run a flow of the gate whose plans only read."""
     try:
         wish = next(flow)
         while True:
@@ -172,7 +171,7 @@ def _decided(decision: Decision) -> str:
         return f"It would be refused: the client is banned from rule {decision.rule} permanently."
     if decision.retry_after == float("inf"):
         return f"It would be refused by rule {decision.rule}, and waiting does not help."
-    return f"It would be refused by rule {decision.rule}. It is admitted in {_duration(decision.retry_after)}."
+    return f"It would be refused by rule {decision.rule}. It would be admitted in {_duration(decision.retry_after)}."
 
 
 def _duration(seconds: float) -> str:

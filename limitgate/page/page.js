@@ -264,7 +264,7 @@ $("explain").addEventListener("submit", async event => {
 });
 
 // Each change is asked about first.
-const EFFECTS = {ban: "Every request of this client under this rule is refused meanwhile.", pardon: "The client may come again.",
+const EFFECTS = {ban: "Every request of this client under this rule is refused during the ban.", pardon: "The client may send requests again.",
   reset: "The client's buckets are full again. A ban remains."};
 let pending = null;
 function question(action, item) {

@@ -10,7 +10,7 @@ from typing import Any
 from limitgate.messages.text import Names, masked
 
 MOST_PROCESSES = 60
-"""Stragglers first; others are counted."""
+"""Maximum of listed processes, those with problems first; others are counted."""
 MOST_RULES = 40
 MOST_WHO = 12
 MOST_BANS = 50
@@ -41,7 +41,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Masked names contain an ellipsis; a digest has the prefix ``#``."""
+    """Mask a name, unless it is masked (with an ellipsis) or a digest (with ``#``)."""
     if who.startswith("#"):
         return who
     return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
@@ -53,7 +53,7 @@ def _ban(key: str, names: Names) -> str:
 
 
 def screen(figures: Figures) -> dict[str, Any]:
-    """A large fleet exceeds what a page may send every two seconds."""
+    """Cut the figures of a large fleet, because a page sends them every two seconds."""
     rules: Sequence[Mapping[str, Any]] = figures.get("rules", ())
     processes: Sequence[Mapping[str, Any]] = figures.get("processes", ())
     kept = [{name: each[name] for name in _OF_RULE} for each in rules[:MOST_RULES]]
@@ -98,5 +98,5 @@ _OF_PROCESS = (
 
 
 def as_bytes(value: object) -> bytes:
-    """JSON without line breaks, for events. Has no infinite numbers."""
+    """Return JSON without line breaks, for events, and without infinite numbers."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -111,13 +111,13 @@ class Site:
         return shortened(printable(who), LONGEST_NAME)
 
     def prepare(self, request: Request) -> str:
-        """The route below the mount point, and the gate's client."""
+        """Return the route below the mount point. Sets the client that the gate has found."""
         gate = _exchange(request)
         request.resolve_client = (lambda _: gate.open_admission().request.client) if gate else (lambda this: this.peer)
         return request.path.strip("/")
 
     def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
-        """A refusal or the document, without the store; None for other routes."""
+        """Return a refusal or the document, without the store. None for other routes."""
         if who is None:
             return error(403, "you may not look at this page")
         refused = self._refused(request, route)
@@ -134,7 +134,6 @@ class Site:
         return self._refused_action(request) if route in actions.ACTIONS else None
 
     def _refused_action(self, request: Request) -> Answer | None:
-        """Refuses actions of other sites, or without ``actions``."""
         if not self.has_actions:
             return error(403, "this page is read-only, expected actions=True")
         why = actions.not_from_here(request)
@@ -177,7 +176,6 @@ class Site:
         return answer(200, "application/json", as_bytes(found))
 
     def _known(self, request: Request) -> explaining.Known:
-        """Return the rules from the option, the gate around, or ``LIMITGATE_RULES``."""
         exchange = _exchange(request)
         gate: Gate | None = None if exchange is None else exchange.gate
         rules = self._rules
@@ -189,7 +187,6 @@ class Site:
 
 
 def _described(store: Any) -> str:
-    """Return a store's URL without login."""
     if isinstance(store, MemoryStore):
         return "memory://"
     return shown(url_of(store) or store)

@@ -1,4 +1,4 @@
-"""Detects that the server is stopping, because it waits for streams to end."""
+"""Detects that the server is stopping, so that streams can end: the server waits for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 def is_stopping() -> bool:
     """True once uvicorn or gunicorn got a signal to stop.
 
-    Servers tell applications only after responses end. The handler of the signal is a method, whose object knows. Other
-    servers, and gunicorn's worker on uvloop, wait for the streams or time out.
+    Servers tell applications only after responses end. But the signal handler is a method of an object that shows the
+    state. Other servers, and gunicorn's worker on uvloop, wait for the streams or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
 
 
 def _owners() -> Iterator[Any]:
-    """Yield the objects that handle signals."""
     handlers: Any = None
     with suppress(RuntimeError):
         # asyncio's own, as ``add_signal_handler`` keeps them.

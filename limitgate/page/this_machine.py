@@ -13,8 +13,8 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 def this_machine(request: Request) -> str | None:
     """Admit browsers on this machine, for a service without a proxy: ``Page(store, guard=this_machine)``.
 
-    Client and named host must be this machine. Otherwise another site could point its name here (DNS rebinding) and read the
-    page.
+    The client and the host in the request must be this machine. Otherwise another site could point its name here (DNS
+    rebinding) and read the page.
     """
     if any(name in request.headers for name in _FORWARDED):
         return None

@@ -1,4 +1,4 @@
-"""`PageWSGI`: browsers poll, because a stream would hold a worker."""
+"""`PageWSGI`. Browsers poll, because a stream would occupy a worker."""
 
 from __future__ import annotations
 

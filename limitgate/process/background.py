@@ -18,11 +18,11 @@ class _ThreadState(threading.local):
 
 
 this_thread: _ThreadState = _ThreadState()
-"""True in background threads. Finalizers and log handlers may interrupt them with locks held."""
+"""True in background threads. Finalizers and log handlers may interrupt them while they hold locks."""
 
 
 def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Start a daemon thread with an empty context: green threads copy the request's. Raises `RuntimeError`."""
+    """Start a daemon thread with an empty context, because green threads would copy the request's. Raises `RuntimeError`."""
     thread = threading.Thread(target=Context().run, args=[target, *args], name=f"limitgate-{name}", daemon=True)
     thread.start()
     return thread
@@ -47,7 +47,7 @@ class Pollable(Protocol):
     def poll(self) -> None: ...
 
     def forget(self) -> None:
-        """The last poll was interrupted, so assume a change."""
+        """Assume a change, because the last poll was interrupted."""
 
 
 class Poller:
@@ -78,7 +78,7 @@ class Poller:
         self._ended.set()
 
     def pause(self, seconds: float) -> bool:
-        """Stop, and wait this long. False without a thread."""
+        """Stop, and wait up to ``seconds``. Return False without a thread."""
         thread = self._thread
         if thread is None or not self.is_running or thread is threading.current_thread():
             return False
@@ -94,7 +94,6 @@ class Poller:
         self._is_looking = False
 
     def reset_after_fork(self) -> None:
-        """Repeat a poll that the fork interrupted."""
         self._thread = None
         if self._is_looking:
             self._is_looking = False

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _second_module_of_time() -> ModuleType:
-    """Its functions are those that freezegun doesn't replace."""
+    """Return a second module `time`, whose functions freezegun doesn't replace."""
     spec = find_spec("time")
     if spec is None or spec.loader is None:
         raise ImportError("the module time has no loader", name="time")
@@ -76,7 +76,7 @@ def call_later(loop: asyncio.AbstractEventLoop, seconds: float, callback: Callab
 
 
 async def wait_within(work: asyncio.Future[Any], seconds: float) -> None:
-    """Wait, even with a frozen clock. Cancels nothing."""
+    """Wait, even with a frozen clock. Doesn't cancel the work."""
     if not asyncio_is_stopped():
         await asyncio.wait([work], timeout=seconds)
         return
@@ -105,6 +105,6 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that starts in the next iteration, with an empty context.
 
-    An eager task could end before its owner knows it; a request's context would stay alive.
+    An eager task could end before its owner knows it. The task would keep a request's context alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())

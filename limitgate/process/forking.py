@@ -76,9 +76,10 @@ IN_MEMORY = "its counts are in the memory of this process, expected the URL of a
 
 
 class Remade:
-    """Pickled and copied by constructor arguments.
+    """Objects that are pickled and copied by constructor arguments.
 
-    Raises `TypeError` for unpicklable ones, or state that the copy would lack.
+    Raises `TypeError` if these can't be pickled, or if the
+    copy would lack state.
     """
 
     _made_of: tuple[Sequence[Any], Mapping[str, Any]]
@@ -94,7 +95,7 @@ class Remade:
 
     @property
     def state_here(self) -> str:
-        """State that a copy would lack, with a remedy."""
+        """The state that a copy would lack, and the remedy."""
         return ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -133,7 +134,7 @@ class Remade:
 
 
 class Unpicklable:
-    """Belongs to one process."""
+    """An object that belongs to one process."""
 
     made_by: str
 

@@ -30,14 +30,14 @@ LONGEST_LINE = 1 << 20
 _TOO_LONG = b"-"
 """Replaces a longer line; no format parses it."""
 _REQUEST = rb'\[([^]"]{20,32})\] "([A-Z]{1,20}) (\S+)(?: (?:HTTP/)?[0-9.]+)?"(?: ([0-9]{3})(?= |$))?'
-"""Time, method, target, status. hypercorn omits ``HTTP/``."""
+"""Time, method, target and status. hypercorn omits ``HTTP/``."""
 _TEXT = re.compile(rb"(\S+) \S+ \S+ " + _REQUEST)
 _PREFIXED = re.compile(rb"(.*?) ?" + _REQUEST)
-"""After a virtual host, or a prefix of syslog, Docker or Kubernetes."""
+"""A request after a virtual host, or after a prefix of syslog, Docker or Kubernetes."""
 _UVICORN = re.compile(
     rb' - "(?:([A-Z]{1,20}) (\S+) HTTP/[0-9.]+" ([0-9]{3})(?![0-9])|WebSocket (\S+)" (?:\[accepted\]|([0-9]{3})))'
 )
-"""After a client. A refused WebSocket has a status."""
+"""uvicorn's line after the client. A refused WebSocket has a status."""
 _IPV6_PORT = re.compile(rb"([0-9a-fA-F:.]*:[0-9a-fA-F.]+|[0-9a-fA-F:.]*::):([1-9][0-9]{4})")
 _ANY_REQUEST = re.compile(rb'"(?:[A-Z]{1,20}|WebSocket) /\S*(?: [^"]*)?"')
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
@@ -45,7 +45,7 @@ _ISO_TIME = re.compile(
     rb"(?<![0-9])([0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,]([0-9]{1,9}))?"
     rb"(?: ?(Z|[+-][0-9]{2}:?[0-9]{2}))?"
 )
-"""Docker, Kubernetes, rsyslog, Python's logging; UTC by default."""
+"""Times of Docker, Kubernetes, rsyslog and Python's logging; UTC by default."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
 """RFC 3164, without a year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
@@ -71,11 +71,11 @@ Parse = Callable[[bytes], Entry | None]
 
 
 class TextParser:
-    """Common, combined and uvicorn formats, after any prefix."""
+    """Parser of the common, combined and uvicorn formats, after any prefix."""
 
     def __init__(self) -> None:
         self.untimed: int = 0
-        """Requests with the previous line's time."""
+        """Number of requests without a time, which get that of the previous line."""
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
@@ -121,7 +121,7 @@ class TextParser:
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """The ident, which is ``-``, and the user follow; the user may have blanks."""
+    """Return the client. The ident, which is ``-``, and the user follow it; the user may have blanks."""
     words = before.split()
     for client, ident in pairwise(words):
         if ident == b"-" and _is_address(client):
@@ -142,7 +142,7 @@ def _is_address(word: bytes) -> bool:
 
 
 def _without_port(client: bytes) -> bytes:
-    """An IPv6 address of uvicorn has no brackets. Four digits may be part of it."""
+    """Remove the port. uvicorn writes IPv6 addresses without brackets, so four digits may belong to the address."""
     if client.count(b":") < 2:
         return client
     found = _IPV6_PORT.fullmatch(client)
@@ -150,7 +150,6 @@ def _without_port(client: bytes) -> bytes:
 
 
 def _time_before(before: bytes) -> int | None:
-    """Return the time in a line's prefix."""
     if (found := _ISO_TIME.search(before)) is not None:
         date, fraction, zone = found.groups()
         text = b"%b.%b%b" % (date, (fraction or b"0")[:6].ljust(6, b"0"), zone or b"Z")
@@ -197,7 +196,6 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    """Docker's time is for lines without their own."""
     untimed = _DOCKER.untimed
     found = _DOCKER(entry["log"].encode())
     return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
@@ -222,7 +220,7 @@ def format_of(lines: Sequence[bytes], name: str) -> Format:
 
 
 class Log:
-    """A file, perhaps gzip, or ``-``. Raises `ConfigError` without a request."""
+    """A log file, optionally gzip, or ``-``. Raises `ConfigError` if it has no request."""
 
     def __init__(self, name: str, form: Format | None = None) -> None:
         self.name = name
@@ -272,7 +270,6 @@ def _bounded(line: bytes) -> bytes:
 
 @lru_cache(maxsize=1)
 def _time(text: bytes) -> int | None:
-    """Parse a time such as ``17/May/2015:10:05:03 +0000``."""
     with suppress(ValueError):
         midnight, hour, minute, second = _midnight(text[:11], text[20:]), int(text[12:14]), int(text[15:17]), int(text[18:20])
         if hour < 24 and minute < 60 and second < 61:
@@ -285,7 +282,6 @@ _DOCKER = TextParser()
 
 @lru_cache(maxsize=100)  # most lines share the last days
 def _midnight(date: bytes, zone: bytes) -> int:
-    """Parse a day such as ``17/May/2015``. Raises `ValueError`."""
     month = _MONTHS.get(date[3:6])
     if month is None or date[2:3] + date[6:7] != b"//":
         raise ValueError(date)
@@ -295,7 +291,6 @@ def _midnight(date: bytes, zone: bytes) -> int:
 
 @lru_cache(maxsize=4096)  # most requests of a log have the same few targets
 def _path(target: bytes) -> str:
-    """Decode a target's path (RFC 9112 section 3.2) as servers do."""
     if not target.startswith(b"/") and b"://" in target:
         target = b"/" + target.split(b"://", 1)[1].partition(b"/")[2]
     path = target.partition(b"?")[0].partition(b"#")[0]
@@ -303,7 +298,6 @@ def _path(target: bytes) -> str:
 
 
 def _json_time(value: object) -> int:
-    """Parse seconds or ISO 8601. Raises `ValueError`."""
     text = str(value)
     try:
         seconds = float(text)
@@ -316,7 +310,6 @@ def _json_time(value: object) -> int:
 
 
 def _within_range(at: int) -> int:
-    """Raises `ValueError` outside of 1970 to 9999."""
     if not 0 <= at < _LATEST:
         raise ValueError(f"{at} µs is before 1970 or after 9999")
     return at
@@ -325,7 +318,7 @@ def _within_range(at: int) -> int:
 LATE = 120
 """Seconds; later lines are decided at the current time."""
 MOST = 500_000
-"""Kept for sorting."""
+"""Maximum of requests kept for sorting."""
 _at = itemgetter(0)
 
 

@@ -1,4 +1,4 @@
-"""Sends a log through a gate, on the log's clock. Processes share a log by client."""
+"""Sends a log through a gate, on the log's clock. Several processes divide a log by client."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MOST_BUCKETS = 1 << 24
 class Engine:
     """Decides on a log's requests in order, as a gate with these rules.
 
-    With whole seconds, a second's requests are simultaneous. Logs have no durations, so limits in flight don't apply. A delayed
-    request counts as admitted.
+    If a log has whole seconds, the requests of a second are simultaneous. Logs have no durations, so limits on requests in
+    flight don't apply. A delayed request counts as admitted.
     """
 
     def __init__(
@@ -90,7 +90,6 @@ class Engine:
         return is_admitted
 
     def _counted_as(self, peer: bytes, request: Request) -> bytes:
-        """Return a client without port, grouped by IPv6 network."""
         if self._proxies.trust_anybody:
             client = request.client or ""
             self.figures.of_proxies += self._proxies.trust(client)
@@ -160,7 +159,7 @@ def name_of(client: bytes) -> str:
 
 
 class _Peak:
-    """The most requests of a client in a period of the clock, in µs."""
+    """Maximum of a client's requests within a period of the clock, in µs."""
 
     def __init__(self, period: int) -> None:
         self.highest = (0, b"")
@@ -178,7 +177,7 @@ class _Peak:
 
 
 class Figures:
-    """Requests without a rule count as admitted."""
+    """Counts of a log. Requests without a rule count as admitted."""
 
     def __init__(self) -> None:
         self.lines: int = 0
@@ -188,7 +187,7 @@ class Figures:
         """By reason: number of lines, and the first."""
         self.untimed: int = 0
         self.of_proxies: int = 0
-        """Requests under a trusted proxy's address."""
+        """Requests from the address of a trusted proxy."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
@@ -283,7 +282,7 @@ class Share(NamedTuple):
     ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
-        """An IPv6 network belongs to one share."""
+        """True if this share has the client. All addresses of an IPv6 network belong to the same share."""
         if b":" in client:
             client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place

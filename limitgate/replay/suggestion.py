@@ -39,7 +39,7 @@ class Arrivals:
             times.append(now)
 
     def suggestions(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return, by rule and unit, the counts that refuse no request, and one in `TOLERATED`."""
+        """Return two counts by rule and unit: one refuses no request, the other one in `TOLERATED`."""
         return {rule: _of_buckets(list(buckets.values())) for rule, buckets in self._of_rule.items()}
 
 
@@ -54,7 +54,7 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """Per ``period`` in µs, longest bucket first."""
+    """Return the smallest count per ``period`` in µs that refuses no request. ``buckets`` have the longest first."""
     count = 1
     for times in buckets:
         if len(times) <= count:
@@ -70,7 +70,7 @@ def _fits(times: Sequence[int], period: int, count: int) -> bool:
 
 
 def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all: int) -> int:
-    """Refuses one request in `TOLERATED`; ``for_all`` refuses none."""
+    """Return the count that refuses one request in `TOLERATED`; ``for_all`` refuses none."""
     most = sum(map(len, buckets)) // TOLERATED
 
     def fits(count: int) -> bool:
@@ -87,7 +87,7 @@ def count_for_almost_all(buckets: Sequence[Sequence[int]], period: int, for_all:
 def refused(times: Sequence[int], count: int, period: int, most: int) -> int:
     """Return how many arrivals GCRA refuses, up to ``most + 1``.
 
-    Same arithmetic as `limitgate.algorithms.gcra`, with the count as burst.
+    Uses the arithmetic of `limitgate.algorithms.gcra`, with the count as burst.
     """
     room, debt, last, number = (count - 1) * period, 0, times[0], 0
     for now in times:

@@ -16,7 +16,7 @@ Pattern = tuple[str, ...]
 
 class Route(NamedTuple):
     template: str
-    """With mount points."""
+    """Template with mount points."""
     marks: tuple[Mark, ...] = ()
     """Empty if the router refuses the method."""
 
@@ -26,10 +26,10 @@ class Routes(Protocol):
         """True if every request needs a lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """Return None without a route, or for an unknown one."""
+        """Return the route; None without one, or if it is unknown."""
 
     def version(self, request: Request) -> object:
-        """The same object while method and path determine the route; None if they don't."""
+        """Return the same object while the routes stay the same; None if more than method and path select a route."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
@@ -73,7 +73,7 @@ def is_falcon(app: object) -> bool:
 
 STATUS = 429
 ERRORS = tuple(kind for kind in RateLimited.__mro__ if issubclass(kind, LimitGateError))
-"""With possible handlers, most specific first."""
+"""Errors that may have handlers, most specific first."""
 _KEYS = (*ERRORS, STATUS)
 
 

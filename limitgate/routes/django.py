@@ -35,7 +35,7 @@ class DjangoRoutes:
                 self._table(urlconf)
 
     def decorated(self) -> bool:
-        """True if unknown."""
+        """True if every request needs a lookup, or if that is unknown."""
         try:
             return any(self._table(urlconf).decorated for urlconf in (None, *self._tables))
         except Exception:  # noqa: BLE001 - Django raises import errors of the URLconf
@@ -129,7 +129,7 @@ def _lists(resolver: Any) -> Iterator[Sequence[Any]]:
 
 
 def _is_by_path(pattern: Any) -> bool:
-    """True for a pattern of Django's own that isn't translated."""
+    """True for a pattern class of Django that isn't translated."""
     if type(pattern) not in (URLPattern, URLResolver):
         return False
     route = pattern.pattern
@@ -155,7 +155,6 @@ def _marks(view: Any, method: str) -> tuple[Mark, ...]:
 
 
 def _allowed(view: Any) -> Any:
-    """Return the lower-case methods of a class-based view."""
     told = getattr(view, "view_initkwargs", None) or getattr(view, "initkwargs", None) or {}
     return told.get("http_method_names", getattr(class_of(view), "http_method_names", None))
 
@@ -187,7 +186,7 @@ def _limits_of_throttles(view: Any, _: str) -> tuple[Rule, ...]:
 
 
 def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:
-    """Templates for display and matching, and views. ``around`` has ids of outer lists."""
+    """Yield templates for display and for matching, and views. ``around`` has the ids of outer lists."""
     for pattern in resolver.url_patterns:
         route = pattern.pattern
         text = getattr(route, "_route", None) if type(route) is RoutePattern else None

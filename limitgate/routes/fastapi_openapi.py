@@ -1,6 +1,6 @@
 """Documents the 429 of limited operations in FastAPI's OpenAPI.
 
-`limitgate.fastapi` or a `LimitGate` enables it. Before the first request, it uses the options of gates to be built.
+`limitgate.fastapi` or a `LimitGate` enables it. Before the first request, it uses the options of gates that will be built.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ def _takes(app: Any, route: Any, method: str, path: str) -> bool:
 
 
 def _gates_of(app: Any) -> list[_Gate]:
-    """A gate without rules if none is known."""
     entries = [entry for entry in getattr(app, "user_middleware", ()) if _is_gate(entry.cls)]
     for entry in entries:
         if entry not in _gates:
@@ -128,12 +127,11 @@ def _with_present_rules(gates: list[_Gate], app: Any) -> list[_Gate]:
 
 
 def _is_gate(middleware: Any) -> bool:
-    """Importing the class would be circular."""
+    """True for a gate, by its module, because importing the class would be circular."""
     return isinstance(middleware, type) and any(base.__module__ == "limitgate.middleware" for base in middleware.__mro__)
 
 
 def _gate_with(options: Mapping[str, Any]) -> _Gate:
-    """Reports errors in options."""
     try:
         settings = GateSettings(**options)
     except (ConfigError, TypeError):
@@ -172,7 +170,7 @@ Headers = dict[str, dict[str, Any]]
 
 
 def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_problem: bool) -> dict[str, Any]:
-    """``is_problem``: `PROBLEM_SCHEMA` describes the body."""
+    """Return the documentation of a 429. With ``is_problem``, `PROBLEM_SCHEMA` describes the body."""
     wait = "Seconds after which the request is admitted, unless another request uses the same limit in the meantime."
     headers = {"Retry-After": _header(wait, type="integer", minimum=1)}
     for style in styles:
@@ -186,8 +184,8 @@ def too_many_requests(styles: Iterable[Style], rules: Sequence[Rule], *, is_prob
 
 def _x_ratelimit(_: Sequence[Rule]) -> Headers:
     return {
-        "X-RateLimit-Limit": _count("Requests that may come at once."),
-        "X-RateLimit-Remaining": _count("Further requests that may come now."),
+        "X-RateLimit-Limit": _count("Requests that can be sent at once."),
+        "X-RateLimit-Remaining": _count("Requests that can still be sent now."),
         "X-RateLimit-Reset": _count("Unix time in seconds at which the limit is fully available again."),
     }
 
@@ -196,9 +194,9 @@ def _x_ratelimit_windows(rules: Sequence[Rule]) -> Headers:
     limited = {limit.unit for rule in rules for limit in rule.every_limit}
     headers: Headers = {}
     for unit in [unit for unit in SECONDS if unit in limited]:
-        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"Requests that may come at once under the limit per {unit}.")
+        headers[f"X-RateLimit-Limit-{unit.title()}"] = _count(f"Requests that can be sent at once under the limit per {unit}.")
         headers[f"X-RateLimit-Remaining-{unit.title()}"] = _count(
-            f"Further requests that may come now under the limit per {unit}."
+            f"Requests that can still be sent now under the limit per {unit}."
         )
     return headers
 
@@ -216,9 +214,9 @@ def _of_provider(style: str, rules: Sequence[Rule]) -> Headers:
     for unit, (limit, remaining, reset) in PROVIDERS[style][0].items():
         if unit in units:
             counted = unit.replace("_", " ")
-            headers[limit] = _count(f"{counted} that may come at once.")
-            headers[remaining] = _count(f"Further {counted} that may come now.")
-            headers[reset] = _header(f"Time at which all {counted} may come again.", type="string")
+            headers[limit] = _count(f"{counted} that can be sent at once.")
+            headers[remaining] = _count(f"{counted} that can still be sent now.")
+            headers[reset] = _header(f"Time at which all {counted} can be sent again.", type="string")
     return headers
 
 

@@ -59,7 +59,7 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """None if the host matters. Detects replaced views within `LOOK_EVERY` seconds, others at once."""
+        """Return None if the host selects routes. Detects replaced views within `LOOK_EVERY` seconds, other changes at once."""
         app = self._app
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
@@ -88,7 +88,7 @@ class FlaskRoutes:
 
 
 class DispatchedRoutes:
-    """Behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
+    """Routes behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
 
     def __init__(self) -> None:
         self.default: Routes = NoRoutes()
@@ -100,7 +100,7 @@ class DispatchedRoutes:
 
     @cached_property
     def _ends(self) -> list[Routes]:
-        """A dispatcher may mount itself."""
+        """Return the mounted routes once, although a dispatcher may mount itself."""
         found: list[Routes] = [self]
         for routes in found:
             if isinstance(routes, DispatchedRoutes):
@@ -144,7 +144,6 @@ def wsgi_routes(app: Any) -> Routes:
 
 
 def _routes(app: Any, known: dict[int, Routes]) -> Routes:
-    """``known``: routes of outer dispatchers."""
     flask: Any = None
     passed = []
     while app is not None:

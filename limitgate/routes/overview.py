@@ -16,7 +16,7 @@ Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""For a route that accepts any."""
+"""Methods of a route that accepts any."""
 _HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
 
 
@@ -24,9 +24,9 @@ class Listed(NamedTuple):
     template: str
     pattern: tuple[str, ...]
     methods: tuple[str, ...]
-    """HEAD only without GET; OPTIONS only alone."""
+    """HEAD is included only without GET, OPTIONS only if it is the only method."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """By method, with late limits."""
+    """Marks by method, with limits of dependencies or throttles."""
     takes: Callable[[str], bool]
     """True if the router chooses this route for the path."""
     late: Callable[[str], tuple[Rule, ...]] = lambda _: ()
@@ -40,7 +40,7 @@ class Applied(NamedTuple):
 
     @property
     def is_certain(self) -> bool:
-        """True if it covers all requests to the route."""
+        """True if the rule covers all requests to the route."""
         return self.wholly and (self.rule == "exempt" or not self.rule.is_conditional)
 
 
@@ -57,7 +57,7 @@ Mounted = tuple[RuleSet, Sequence[Listed]]
 
 
 def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> str:
-    """A table of routes, then rules that match none."""
+    """Return a table of routes, then rules that match none."""
     parts = [_aligned(_HEADS, _rows(gates, routes, mounted))] if routes else []
     idle = [
         (rule.name, listed(rule.paths), ", ".join(sorted(rule.methods or ())), _tier_cell([tier], rules))
@@ -70,7 +70,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """Return the rules by method; exemptions for all paths come alone."""
+    """Return the rules for a method. An exemption for all paths comes alone."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
@@ -78,7 +78,6 @@ def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applie
 
 
 def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied]:
-    """Remove rules that are always replaced."""
     decorators = [mark for mark in marks if mark != "exempt"]
     decorating = set(map(id, marks))
     listed = [each.rule for each in found if each.rule != "exempt" and id(each.rule) not in decorating]
@@ -92,7 +91,7 @@ def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """Rules except deny rules, each with its first tier."""
+    """Return rules without a route, except deny rules, each with its first tier."""
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
@@ -123,7 +122,10 @@ def _class_of(method: str) -> str:
 
 
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
-    """By gate, outermost first, grouped by methods and tiers. The outermost gate decides decorators, each gate exemptions."""
+    """Return entries by gate, outermost first, grouped by methods and tiers.
+
+    The outermost gate applies decorators, each gate its exemptions.
+    """
     found = list(_entries(gates[0], routes)) if gates else []
     for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:
         further = [each for each in _entries(rules, [_within(route) for route in its_routes]) if each.applied is not None]

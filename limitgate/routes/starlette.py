@@ -1,6 +1,7 @@
 """Routes of Starlette and FastAPI with mounts and included routers.
 
-An index finds candidates by literal segments; the router's own matching decides. Nothing is cached by path: clients choose it.
+An index finds candidates by literal segments; the router's own matching decides. Nothing is cached by path, because clients
+choose paths.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class StarletteRoutes:
         """By the id of the list of routes."""
         self._lists: list[list[Any]] = []
         self._contents: list[list[Any]] = []
-        """At the last update."""
+        """Contents at the last update."""
         self._decorated = False
         self._version: object = None
-        """None unless only method and path select routes."""
+        """None if more than method and path select routes."""
 
     def decorated(self) -> bool:
         self._current()
@@ -57,7 +58,7 @@ class StarletteRoutes:
         return self._version
 
     def _find(self, scope: Scope) -> Route | None:
-        """Find a route without mounts that lead back: clients choose that depth, so it can't be in a key."""
+        """Find a route. Its template omits mounts that lead back, because clients choose their depth."""
         tables = self._current()
         first = table = tables[id(self._routes_of(self._router))]
         entered: dict[int, str] = {}
@@ -79,7 +80,7 @@ class StarletteRoutes:
         return None
 
     def _current(self) -> dict[int, _Table]:
-        """Lists don't notify, so this compares contents by identity: a nanosecond per route."""
+        """Return current tables. Compares the contents of lists by identity, which takes a nanosecond per route."""
         root = self._routes_of(self._router)
         if root is self._root and self._lists == self._contents:
             return self._tables
@@ -103,7 +104,7 @@ def _hands_on(app: Any) -> bool:
 
 
 def _is_by_path(route: Any) -> bool:
-    """Starlette's and FastAPI's. FastAPI 0.143 wraps routes in contexts."""
+    """True for route classes of Starlette and FastAPI. FastAPI 0.143 wraps routes in contexts."""
     matches = getattr(type(getattr(route, "original_route", route)), "matches", None)
     return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
 
@@ -138,7 +139,7 @@ class _Table:
             self._index.add(_proposal(entry), (place, entry))
 
     def find(self, scope: Scope) -> tuple[_Entry, Scope | None] | None:
-        """The first full match, or the first without the method."""
+        """Return the first full match, or else the first match of another method."""
         path = below(scope["path"], scope.get("root_path", "")).removesuffix("\n")
         partial: _Entry | None = None
         for _, entry in sorted(self._index.find(path), key=itemgetter(0)):
@@ -201,12 +202,15 @@ def router_of(app: Any) -> Any:
 
 
 def _are_routes(found: object) -> bool:
-    """Other frameworks have ``routes``, too."""
+    """True for routes of Starlette, because other frameworks have ``routes``, too."""
     return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 
 def flat(routes: Iterable[Any]) -> Iterable[Any]:
-    """FastAPI's included routers as routes under full paths. Before 0.143, foreign ones are in ``starlette_route``."""
+    """Yield the routes of included routers of FastAPI with full paths.
+
+    Before 0.143, foreign routes are in ``starlette_route``.
+    """
     if not any(type(route).__module__ == "fastapi.routing" for route in routes):
         return routes
     import fastapi.routing  # noqa: PLC0415 - only if already imported
@@ -239,7 +243,7 @@ def _entry(route: Any) -> _Entry:
 
 
 def segments_of(path: str) -> tuple[str, ...]:
-    """With empty ones: `ANY` for one variable segment, `REST` for several."""
+    """Return segments, including empty ones: `ANY` for one variable segment, `REST` for several."""
     found: list[str] = []
     for segment in path.split("/")[1:]:
         if "{" in segment and not _WITHIN_A_SEGMENT.fullmatch(segment):
@@ -249,7 +253,6 @@ def segments_of(path: str) -> tuple[str, ...]:
 
 
 def _proposal(entry: _Entry) -> tuple[str, ...]:
-    """Return segments that match at least the route's paths."""
     segments = segments_of(entry.path)
     if entry.endpoint is None:
         return segments if segments[-1:] == (REST,) else (*segments, REST)
@@ -257,7 +260,7 @@ def _proposal(entry: _Entry) -> tuple[str, ...]:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """A mount without known routes is one route."""
+    """Return the routes. A mount without known routes counts as one."""
     router = router_of(app)
     if router is None:
         return []
@@ -278,7 +281,7 @@ def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """``around``: ids of outer lists, for an application mounted in itself."""
+    """Yield templates and routes. ``around`` has ids of outer lists, because an application may be mounted in itself."""
     for route in flat(routes):
         path = template + (getattr(route, "path", None) or "")
         below = None if getattr(route, "endpoint", None) is not None else mounted(route)
@@ -307,7 +310,7 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
-    """A class has its own, a WebSocket has GET."""
+    """Return the methods: a class has its own, a WebSocket has GET."""
     given = getattr(route, "methods", None)
     if given is None and isclass(endpoint):
         given = [method for method in (*METHODS, "HEAD", "OPTIONS") if hasattr(endpoint, method.lower())]

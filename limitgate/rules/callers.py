@@ -75,7 +75,7 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Invalid text is reported with the request."""
+    """Invalid text is reported later, with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")
@@ -117,7 +117,7 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     tier: Text | None = None
     """Tier; by default that of the file."""
     priority: Priority = NORMAL
-    """High may use the ``reserve`` of rules; normal may not; low must leave twice as much."""
+    """High may use the ``reserve`` of rules, normal may not, and low must leave twice as much."""
 
     limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
     """Own limits by rule name, each a limit or a list, instead of the rule's."""
@@ -187,7 +187,7 @@ class Callers:
         return match[1] if match else None
 
     def listed_key(self, api_key: str) -> str | None:
-        """Hex digest of a listed key, whatever its encoding."""
+        """Return the hex digest of a listed key, whatever its encoding."""
         match = self._match(api_key)
         return match[0].hex() if match else None
 
@@ -201,7 +201,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that a trusted client's headers identify, or any client's if a proxy sets them."""
+        """Return the caller that headers identify. The client must be trusted, or its proxy if that sets the headers."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers

@@ -38,19 +38,19 @@ Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
 _OUTER = "__limitgate_outer__"
-"""On a function: its outermost wrapper."""
+"""Attribute of a function: its outermost wrapper."""
 _STACKED = "__limitgate_stacked__"
-"""On a wrapper: only decorators below refer to the function."""
+"""Attribute of a wrapper: only decorators below it refer to the function."""
 _ROUTED = "__limitgate_routed__"
-"""On a wrapper: an application routes to it."""
+"""Attribute of a wrapper: an application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 _CONNECTS = "on_connect"
-"""Of Starlette's class-based endpoints."""
+"""Method of Starlette's class-based endpoints."""
 
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
-"""Decided for this request; None outside of requests."""
+"""Marks that a gate decided for this request; None outside of requests."""
 notes_none: bool = False
-"""Off: it costs as much as a key."""
+"""Off by default, because it costs as much as a key."""
 
 
 def note_none() -> None:
@@ -108,7 +108,7 @@ def _parsed(value: Any) -> Any:
 
 
 class _Endpoint:
-    """FastAPI then reports ``Depends(limit(...))``."""
+    """Signature of an endpoint, so that FastAPI reports ``Depends(limit(...))``."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -162,7 +162,10 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 
 
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
-    """Any callable of a wrapper without `functools.wraps` may run: all limits apply, no exemption."""
+    """Return marks behind a wrapper.
+
+    Without `functools.wraps`, any of its callables may run, so all limits apply, and no exemption.
+    """
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
     for wrapper, is_only in waiting:
@@ -176,7 +179,7 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """An object wraps its ``__call__``, or else its only callable attribute with marks."""
+    """Return what an object wraps: its ``__call__``, or else its only callable attribute with marks."""
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
     function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
@@ -199,7 +202,7 @@ def _value_in(cell: Any) -> Any:
 
 
 def _is_callable(value: Any) -> bool:
-    """A proxy may run code when asked, so by type."""
+    """True for a callable, by its type: a proxy may run code otherwise."""
     kind = type(value)
     if issubclass(kind, FunctionType | MethodType | functools.partial):
         return True
@@ -208,7 +211,7 @@ def _is_callable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """Closure variables that are arguments, as of a decorator, unlike views of a factory."""
+    """Return closure variables that are arguments, such as those of a decorator, but not views of a factory."""
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)
@@ -230,7 +233,7 @@ def _codes_around(code: CodeType, outermost: CodeType) -> list[CodeType]:
 
 
 def _marks_on(endpoint: Any) -> tuple[Mark, ...]:
-    """Subclasses inherit limits only."""
+    """Return the marks on an endpoint. Subclasses inherit limits, but not exemptions."""
     marks: tuple[Mark, ...] = getattr(endpoint, _MARKS, ())
     if inspect.isclass(endpoint) and "exempt" not in vars(endpoint).get(_MARKS, ()):
         return tuple([mark for mark in marks if mark != "exempt"])
@@ -247,7 +250,7 @@ def class_of(endpoint: Any) -> Any:
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """REST framework's view sets map methods by ``actions``."""
+    """Return a view's handler of a method. View sets of REST framework map methods by ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
@@ -274,7 +277,7 @@ def _marks_within(endpoint: Any) -> list[Mark]:
 
 
 def note_routed(endpoint: Any) -> None:
-    """An application routes to this endpoint, and to the functions that it wraps."""
+    """Note that an application routes to this endpoint, and to the functions that it wraps."""
     function = getattr(endpoint, "__func__", endpoint)
     while function is not None and not inspect.isclass(function):
         if _MARKS in getattr(function, "__dict__", ()):
@@ -298,7 +301,7 @@ def effective(endpoint: Any) -> Any:
 
 
 def _is_being_defined(endpoint: Any) -> bool:
-    """Only decorators above can refer to an endpoint that its module lacks."""
+    """True if the module lacks the endpoint, so that only decorators above can refer to it."""
     name = getattr(endpoint, "__qualname__", "<object>")
     if "<" in name:  # defined in a function, or a lambda
         return False
@@ -316,14 +319,13 @@ def _note_outer(endpoint: Any, made: Any) -> None:
 
 
 def _without_notes(made: F) -> F:
-    """``functools.wraps`` copied them."""
     for note in (_OUTER, _STACKED, _ROUTED):
         vars(made).pop(note, None)
     return made
 
 
 def _guarded(endpoint: Any, rule: Rule) -> Any:
-    """Objects stay objects: Starlette treats functions differently."""
+    """Objects stay objects, because Starlette treats functions differently."""
     if inspect.isclass(endpoint):
         dispatchers = [name for name in _DISPATCHERS if hasattr(endpoint, name)]
         if not dispatchers:
@@ -341,7 +343,7 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
 
 
 class _Called:
-    """Forwards all but calls."""
+    """Forwards everything except calls."""
 
     def __init__(self, called: Any) -> None:
         self.__wrapped__ = called
@@ -353,7 +355,7 @@ class _Called:
 
 
 def _named_like(made: Any, endpoint: Any) -> Any:
-    """Frameworks name routes by endpoints."""
+    """Copy the endpoint's name, because frameworks name routes by endpoints."""
     function = endpoint
     while isinstance(function, functools.partial):
         function = function.func
@@ -398,7 +400,7 @@ def without_a_gate(rule: Rule) -> None:
 
 
 def _check_is_real(endpoint: Any) -> None:
-    """``@limit`` without parentheses takes the endpoint for a limit, then decorates the first request."""
+    """Raise an error for ``@limit`` without parentheses, which takes the endpoint for a limit."""
     if not inspect.isclass(endpoint) and any(hasattr(endpoint, name) for name in ("routes", "add_url_rule")):
         raise ConfigError(
             f"{type(endpoint).__qualname__} has routes and is not an endpoint, expected a rule with their path, such as "
@@ -433,7 +435,7 @@ def _place_of(endpoint: Any) -> tuple[str, str]:
 
 
 def place_named(module: str, name: str) -> str:
-    """Such as ``login-3f9ac1``: unique, and equal in all processes."""
+    """Return a name such as ``login-3f9ac1``: unique, and equal in all processes."""
     digits = hashlib.sha256(f"{module}.{name}".encode()).hexdigest()[:6]
     short = f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)[-_LONGEST:].lstrip('._-') or 'limit'}-{digits}"
     _places[short] += 1

@@ -1,4 +1,4 @@
-"""YAML documents with lines of fields. Files may be hostile: all is bounded, no tag runs code."""
+"""YAML documents with lines of fields. Files may be hostile, so everything is bounded, and no tag runs code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""A number in YAML 1.2 or JSON, but not in YAML 1.1, or octal with 8 or 9."""
+"""A number in YAML 1.2 or JSON, but not in YAML 1.1; or octal digits with 8 or 9."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _LONGEST = 40  # characters
 _LARGEST = 1e15  # larger floats have an exponent
@@ -25,7 +25,6 @@ _ZEROS = re.compile(r"^([-+]?)[0_]+(?=[0-9])")
 
 
 def _misread(node: Any, field: Field) -> str | None:
-    """Explain a number that isn't decimal, without secrets."""
     text = node.value
     if node.tag not in _NUMBERS or node.style is not None or not _NOT_DECIMAL.fullmatch(text):
         return None
@@ -44,7 +43,7 @@ def _misread(node: Any, field: Field) -> str | None:
 
 
 def _hint(node: Any, message: str) -> str:
-    """Explain values that YAML reads differently than people."""
+    """Explain a value that YAML reads differently from what was probably meant."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
@@ -75,7 +74,7 @@ def _decimal(text: str) -> str:
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_NUMBER = 100
-"""Characters, except of text."""
+"""Maximum characters of a value that isn't text."""
 
 _CURES = {
     "another document": "expected --- only at the top, because each tier has its own file",
@@ -117,7 +116,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """Read a file, at most one byte too many. Raises `OSError`."""
+    """Read a file up to one byte above `MAX_BYTES`. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 
@@ -160,7 +159,7 @@ class Document:
             raise self._mistake(None, "nested too deeply, expected a few levels") from error
 
     def free(self) -> None:
-        """Free the tree in small steps: freeing it at once blocks all threads."""
+        """Free the tree in small steps, because freeing it at once blocks all threads."""
         self._root = None
         while self._nodes:
             self._nodes.pop()
@@ -170,7 +169,7 @@ class Document:
         return self._mistake(line, message if not SECRETS.isdisjoint(field) else f"{message}{_hint(node, message)}", field)
 
     def line_of(self, field: Field) -> int:
-        """Line of a field or its nearest parent, from 1."""
+        """Return the line (from 1) of a field, or of its nearest parent."""
         return self._find(field)[1]
 
     def _find(self, field: Field) -> tuple[Any, int]:
@@ -221,7 +220,7 @@ def _wrong_pair(key: Any, value: Any, others: Container[object]) -> str | None:
     if key.value in others:
         return "duplicate field, expected it once"
     if isinstance(value, yaml.ScalarNode) and value.tag == _NULL and not value.value:
-        return "empty, expected a value, or no such field"
+        return "empty, expected a value, or omit the field"
     return None
 
 

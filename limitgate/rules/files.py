@@ -58,7 +58,7 @@ class Given(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
 
 
 class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """Only given fields are compared."""
+    """Expected answer of a test. Only given fields are compared."""
 
     allowed: StrictBool = True
     """False if the request must be refused."""
@@ -129,7 +129,7 @@ class RuleFiles(NamedTuple):
     files: Sequence[RuleFile]
 
     def place_of(self, entry: Rule | KnownCaller | str) -> tuple[Document, Place]:
-        """Document and field of a rule, caller or tier. Raises `LookupError`."""
+        """Return document and field of a rule, caller or tier. Raises `LookupError`."""
         for file in self.files:
             if file.tier == entry:
                 return file.document, ()
@@ -190,7 +190,7 @@ def digest_of(contents: Iterable[tuple[Path, bytes]]) -> bytes:
 
 
 def files_at(path: Path) -> list[Path]:
-    """A file, or those in a folder. Raises `ConfigError` for none."""
+    """Return a file, or the files in a folder. Raises `ConfigError` if there is none."""
     try:
         in_folder = sorted(path.iterdir()) if path.is_dir() else None
     except OSError as error:
@@ -202,7 +202,7 @@ def files_at(path: Path) -> list[Path]:
 
 
 def _is_rule_file(file: Path) -> bool:
-    """True also for a dangling link. Raises `ConfigError` for a pipe, which could block."""
+    """True for a rule file, even a dangling link. Raises `ConfigError` for a pipe, which could block."""
     # Hidden files are locks of Emacs and attributes of macOS.
     if file.suffix not in SUFFIXES or file.name.startswith("."):
         return False
@@ -216,7 +216,7 @@ def _is_rule_file(file: Path) -> bool:
 
 
 def rules_of(option: object) -> RuleSet:
-    """The option ``rules`` in any form. Raises `ConfigError`."""
+    """Return the rules of the option ``rules``, in any form. Raises `ConfigError`."""
     if option is None or option == "":
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(option, RuleSet):
@@ -235,7 +235,7 @@ def rules_of(option: object) -> RuleSet:
 
 
 def _read(file: Path) -> tuple[RuleFile | None, list[ConfigError]]:
-    """A stand-in for an invalid rule prevents errors by references."""
+    """Read a file. A stand-in for an invalid rule prevents errors in references to it."""
     try:
         document = Document(file)
     except ConfigError as error:
@@ -338,7 +338,7 @@ def _contradictions(files: Sequence[RuleFile]) -> Iterator[ConfigError]:
 
 
 def _joined(files: Sequence[RuleFile]) -> RuleSet:
-    """The later of two contradicting files is at fault."""
+    """Join files. If two files contradict each other, the later one is reported."""
     rules = [(file.document, place, rule) for file in files for place, rule in file.rules.items()]
     callers = [(file.document, place, caller) for file in files for place, caller in file.callers.items()]
     try:

@@ -9,7 +9,7 @@ from limitgate.limits.limit import SECONDS, Limit
 from limitgate.rules.rule import Rule
 
 _SHORTER = 3 * SECONDS["day"]
-"""Difference between months, in seconds."""
+"""Maximum difference between two months, in seconds."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:

@@ -42,7 +42,7 @@ class Ban:
     growing: float
     """Factor of each further ban: 1 (default) to 100."""
     most: float
-    """Seconds of the longest ban, and time without a ban after which the first one applies again: ``duration`` to a year.
+    """Seconds of the longest ban. After this time without a ban, the first duration applies again. ``duration`` to a year.
     Default: a day, or ``duration`` if longer.
     """
 
@@ -122,7 +122,7 @@ OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 GivenCost = int | Callable[[Request], int] | Literal["tokens", "input_tokens", "output_tokens"]
-"""Not ``Cost | ...``: mypy would accept callables that return text."""
+"""Not written as ``Cost | ...``, because mypy would then accept callables that return text."""
 Costed = tuple[str | Limit, GivenCost]
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
@@ -130,7 +130,7 @@ Given = str | Limit | Sequence[str | Limit] | None
 LimitsBy = Callable[[Request], Given | Awaitable[Given]]
 AnyLimit = Limit | str | LimitsBy | Costed | Mapping[str, Any]
 """A limit in any form: also a mapping, with its own cost, or a callable."""
-"""Returns the limits of a request. May be async on ASGI only."""
+"""A callable that returns the limits of a request. May be async only on ASGI."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 
@@ -147,13 +147,13 @@ Status = Annotated[int | str, PlainValidator(_status_or_class)]
 class ChargeIf(BaseModel, extra="forbid", frozen=True):
     """Outcomes that are charged, by status: a number such as 401, or a class such as ``"5xx"``.
 
-    An accepted WebSocket has 101.
+    The status of an accepted WebSocket is 101.
     """
 
     status: tuple[Status, ...] = ()
-    """Charge responses with one of these."""
+    """Charge only responses with one of these."""
     status_not: tuple[Status, ...] = ()
-    """Charge responses without one of these."""
+    """Charge only responses with none of these."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> ChargeIf:
@@ -229,7 +229,7 @@ class RuleOptions(LimitOptions, total=False):
 
 
 def each_is(check: Callable[[Any], object]) -> AfterValidator:
-    """Validate list entries. ``check`` raises `ConfigError`."""
+    """Validate each entry of a list by ``check``, which raises `ConfigError`."""
 
     def checked(values: Sequence[Any]) -> Sequence[Any]:
         ConfigError.check_each(values, check)
@@ -248,7 +248,7 @@ def is_async(function: object) -> bool:
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """True if it accepts ``count`` arguments, or hides its signature."""
+    """True if a function accepts ``count`` arguments, or hides its signature."""
     try:
         signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
     except (AttributeError, TypeError):
@@ -298,7 +298,7 @@ def check_names(function: str, given: Mapping[str, object], options: type) -> No
 
 
 def show_options(function: Callable[..., Any], options: type, defaults: Mapping[str, object]) -> None:
-    """``help`` then shows them as parameters."""
+    """Show options as parameters in ``help``."""
     plain = signature(function)
     own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     annotations = {name: getattr(kind, "__forward_arg__", kind) for name, kind in options.__annotations__.items()}
@@ -316,7 +316,7 @@ _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 @lru_cache(maxsize=1024)
 def check_part(name: str) -> tuple[str, ...]:
-    """Normalize a part's alternatives. Raises `ConfigError`."""
+    """Return the alternatives of a key part, normalized. Raises `ConfigError`."""
     labels = tuple(label.strip() for label in name.split("|"))
     for label in labels:
         if label.startswith("json:"):
@@ -329,14 +329,14 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Raises `ConfigError`, also for WSGI's spelling."""
+    """Check a header name. Raises `ConfigError`, also for the spelling of WSGI."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
 
 
 def check_secret(secret: str | None) -> bytes:
-    """Empty for None. Raises `ConfigError` without the secret."""
+    """Return the secret; empty for None. Raises a `ConfigError` that doesn't show it."""
     key = (secret or "").encode()
     if secret is not None and not 16 <= len(key) <= 64:
         raise ConfigError("expected a secret of 16 to 64 bytes")

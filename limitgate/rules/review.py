@@ -31,12 +31,12 @@ class Oddity(NamedTuple):
 
 
 def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
-    """``identifies``: the application also identifies callers."""
+    """Yield the oddities of rules. With ``identifies``, the application also identifies callers."""
     known = set(rules.tiers) if identifies else {caller.tier for caller in rules.callers.every()}
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in rules.tiers:
         if tier != DEFAULT_TIER and tier not in known:
-            yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected one, or identify")
+            yield Oddity(tier, ("tier",), f"no listed caller has tier {tier}, expected such a caller, or the option identify")
     yield from _without_effect(rules, known)
     for rule in every:
         yield from _limits(rule)
@@ -48,7 +48,7 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
             message = "has no effect because the rule is in shadow mode, which bans no client, expected none"
             yield Oddity(rule, ("ban",), message)
         if rule.key_asks("caller") and not (rules.callers or identifies):
-            yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected some")
+            yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected callers")
     yield from _callers(rules, callers)
     yield from _inventable(rules, identifies=identifies)
     if not identifies and all(caller.priority != "high" for caller in rules.callers.every()):
@@ -71,11 +71,11 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
 
 
 Find = Callable[[Rule, str], Sequence[Rule]]
-"""Possible covering rules, in the order of the tier."""
+"""Returns rules that may cover another one, in the order of the tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """Rules that exempt ones cover in all tiers, and the first of these."""
+    """Yield rules whose requests are exempt in all tiers, each with the first exempting rule."""
 
     def finder(of_tier: Sequence[Rule]) -> Find:
         exempting = Coverage([rule for rule in of_tier if rule.exempt])
@@ -93,7 +93,7 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """`shadowed`, for unreplaced rules that replace others."""
+    """Yield rules that others replace in all tiers, each with the first of these."""
     replacing = _by_replaced([rule for of_tier in rules.tiers.values() for rule in of_tier])
 
     def is_replaced(rule: Rule) -> bool:
@@ -233,14 +233,14 @@ def _invented(rule: Rule, rules: RuleSet, identifies: bool) -> list[tuple[int, s
 
 
 _AT_A_BORDER = ("fixed_window", "sliding_window")
-"""Can admit two counts at a border."""
+"""Algorithms that can admit twice the count around a boundary."""
 MOST_COMPARED = 100
 _FIXED_LENGTHS = (None, *ALIGNED)
-"""Windows of equal length, unlike days in a time zone."""
+"""Values of ``align`` with windows of equal length, unlike days in a time zone."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
-    """Indices of limits that never refuse, and one that refuses first."""
+    """Yield indices of limits that never refuse, each with a limit that refuses first."""
     for place, limit in enumerate(limits):
         for other_place, other in enumerate(limits):
             if other_place != place and is_tighter(other, limit) and (other_place < place or not is_tighter(limit, other)):
@@ -249,9 +249,9 @@ def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
 
 
 def is_tighter(limit: Limit, other: Limit) -> bool:
-    """True if ``limit`` never admits what ``other`` refuses, given the same requests and costs.
+    """True if ``limit`` refuses every request that ``other`` refuses, given the same requests and costs.
 
-    A faster bucket never has more debt, so it has room if its burst is at least what the other admits at once.
+    A faster bucket never has more debt. So it has room if its burst is at least that of the other one.
     """
     if not (limit.count and other.count and limit.period and other.period):
         return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
@@ -274,7 +274,7 @@ def _window(limit: Limit) -> tuple[str, int, int, str | None]:
 
 
 def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
-    """Rules of a tier that never refuse, and one that refuses first."""
+    """Yield rules of a tier that never refuse, each with a rule that refuses first."""
     compared = [rule for rule in of_tier if _is_compared(rule)]
     places = {id(rule): place for place, rule in enumerate(compared)}
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
@@ -327,13 +327,13 @@ _Sorts = frozenset[object]
 
 
 def _sorts(rule: Rule) -> _Sorts:
-    """Sliding windows and limits in flight compare only with their own sort."""
+    """Return the kinds of a rule's limits: sliding windows and limits in flight are only compared with their own kind."""
     limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
     return frozenset([_window(limit) if limit.period else None for limit in limits])
 
 
 class _ByTightness:
-    """Sorts by slowest rate and smallest burst: neither is higher in a tighter rule."""
+    """Sorts rules by slowest rate and smallest burst. A tighter rule has neither a higher rate nor a higher burst."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))
@@ -369,7 +369,7 @@ def _precedes(rule: Rule, other: Rule) -> bool:
 
 
 def is_for_all_of(rule: Rule, other: Rule) -> bool:
-    """``rule`` certainly matches every request of ``other``."""
+    """True if ``rule`` certainly matches every request of ``other``."""
     if rule.when is not None or (rule.exclude and rule.exclude != other.exclude):
         return False
     if not admits_clients_of(rule, other):
@@ -386,9 +386,9 @@ _Methods = frozenset[str] | None
 
 
 class Coverage:
-    """Index of rules by requests, so that few of thousands are compared.
+    """Index of rules by their requests, so that only a few of thousands are compared.
 
-    Excludes ``when``, whose requests are unknown. Searches are within a ``kind``.
+    Excludes rules with ``when``, whose requests are unknown. Searches rules of the same ``kind``.
     """
 
     def __init__(self, rules: Iterable[Rule], kind: Callable[[Rule], Hashable] = lambda _: None) -> None:
@@ -411,18 +411,18 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """Rules for all clients of ``rule`` at one of its paths, one for the same clients."""
+        """Return rules for all clients of ``rule`` at ``path``, but only one of those with the same clients."""
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """Rules for all requests of ``rule``, one for the same requests."""
+        """Yield rules for all requests of ``rule``, but only one of those with the same requests."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
-        """All rules for the requests of ``rule``, in groups that are the same objects."""
+        """Yield all rules for the requests of ``rule``, in groups. A group is always the same object."""
         for group in self._covering(rule):
             yield group.rules
 
@@ -432,7 +432,7 @@ class Coverage:
                 yield group
 
     def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
-        """A covering rule covers every pair, so search the one with the fewest matches."""
+        """Return the pair of method and path with the fewest matches, because a covering rule covers every pair."""
         fewest: Sequence[tuple[_Methods, _Group]] = ()
         least = -1
         for network in tuple(_networks(rule)) or (None,):
@@ -476,7 +476,7 @@ class _Group:
 
 
 _ENOUGH = 2
-"""One may be the rule in question."""
+"""With this many rules, one of them differs from the rule in question."""
 
 
 def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:
@@ -496,7 +496,7 @@ class _Node:
         return node
 
     def around(self, path: tuple[str, ...]) -> Iterator[_Node]:
-        """Nodes of covering patterns, see `limitgate.http.paths.covers`."""
+        """Yield the nodes of covering patterns, see `limitgate.http.paths.covers`."""
         nodes = [self]
         for segment in path:
             yield from (node.children[REST] for node in nodes if REST in node.children)

@@ -1,4 +1,4 @@
-"""Digest of a rule set, equal in YAML and Python, and differences. Pure."""
+"""Digest of a rule set, equal for YAML and Python, and differences between rule sets. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from limitgate.rules.rule import Rule, RuleSet
 
 
 class Changes(NamedTuple):
-    """Names of different rules and callers, with tier as ``vip/api``."""
+    """Names of changed rules and callers, with their tier, such as ``vip/api``."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
@@ -77,30 +77,30 @@ def _reason(old: Rule, new: Rule) -> str | None:
 
 
 _DIGITS = 12
-"""48 bits: exact in a float."""
+"""Hex digits of a revision: 48 bits are exact in a float."""
 _IN_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency")
 _OF_GIVEN_LIMITS = ("algorithm", "align", "lease")
-"""Omitted unless a callable gives limits."""
+"""Fields that are left out unless a callable returns limits."""
 
 
 def digest(rules: RuleSet) -> str:
-    """SHA-256 of the `canonical` form, in hex."""
+    """Return the SHA-256 of the `canonical` form, in hex."""
     return sha256(canonical(rules).encode()).hexdigest()
 
 
 _revisions: WeakKeyDictionary[RuleSet, int] = WeakKeyDictionary()
-"""Cached: 1,000 rules take some 50 ms."""
+"""Cached, because 1,000 rules take some 50 ms."""
 
 
 def revision(rules: RuleSet) -> int:
-    """First 12 hex digits of the `digest`."""
+    """Return the first 12 hex digits of the `digest`."""
     if rules not in _revisions:
         _revisions[rules] = int(digest(rules)[:_DIGITS], 16)
     return _revisions[rules]
 
 
 def canonical(rules: RuleSet) -> str:
-    """JSON with sorted keys; callables by name."""
+    """Return JSON with sorted keys, and callables by name."""
     tiers = [f"{_text(tier)}:[{','.join(map(_rule, of_tier))}]" for tier, of_tier in sorted(rules.tiers.items())]
     callers = sorted(map(_caller, rules.listed_callers))
     return f'{{"callers":[{",".join(callers)}],"tiers":{{{",".join(tiers)}}}}}'

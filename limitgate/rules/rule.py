@@ -64,7 +64,7 @@ MAX_DELAY = 60.0
 _DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
 
 EVERY = "*"
-"""In ``replaces``: every rule with limits."""
+"""Entry of ``replaces`` for every rule with limits."""
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
@@ -152,7 +152,10 @@ _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
 
 
 def placed_rules() -> list[Rule]:
-    """Limits of decorators, dependencies and throttles; those by rate from their first request on."""
+    """Return the limits of decorators, dependencies and throttles.
+
+    Throttles with a rate are included from their first request on.
+    """
     return list(_placed_rules.values())
 
 
@@ -180,7 +183,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     concurrency: Count | None = None
     """Maximum of requests in flight; each counts until its response or WebSocket ends."""
     adaptive: Annotated[Adaptive | None, PlainValidator(as_adaptive)] = None
-    """Limits requests in flight to what this process sustains: true, or a mapping. See docs/overload.md."""
+    """Limits requests in flight to the number that this process can sustain: true, or a mapping. See docs/overload.md."""
     path: Annotated[str | tuple[str, ...], PlainValidator(_paths)] = "/**"
     """Paths: ``/login``, ``/items/{id}``, ``/api/**``, or a list."""
     exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
@@ -192,7 +195,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     when: Annotated[When | None, PlainValidator(_condition)] = None
     """Condition, in Python only: a plain function ``(request) -> bool``."""
     replaces: Annotated[tuple[NameOrEvery, ...], BeforeValidator(lambda value: (value,) if value == EVERY else value)] = ()
-    """Rules that this rule replaces where it applies; ``"*"``: all with limits, except ``@limit``."""
+    """Rules that this rule replaces for its requests; ``"*"`` means all with limits, except ``@limit``."""
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
@@ -220,7 +223,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process takes in advance, unless a limit has its own ``lease``; 0: none."""
     algorithm: Annotated[StrictStr | None, AfterValidator(_known_algorithm)] = None
-    """Algorithm of limits that name none. See docs/algorithms.md."""
+    """Algorithm of limits that don't name one. See docs/algorithms.md."""
     align: StrictStr | None = None
     """Start of a ``fixed_window``, unless a limit has its own. A time zone needs windows of whole days."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
@@ -232,7 +235,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
-    """By place of the limit."""
+    """Own costs by place of the limit."""
 
     def __init__(self, /, name: str, *limits: AnyLimit, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -258,7 +261,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._limits_by
 
     def limits_by_body(self, request: Request) -> Any:
-        """Like `limits_by`, but shows the body to the callable."""
+        """Call `limits_by` with a request that shows its body."""
         limits_by: Any = self._limits_by
         return limits_by(request.with_json())
 
@@ -336,7 +339,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
-        """Per bucket, its own cost, or None for the request's cost; empty if no limit has its own."""
+        """Own cost per bucket, None for the request's cost. Empty if no limit has its own cost."""
         # A place of a request in flight has no tokens.
         of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
         costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]
@@ -344,13 +347,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def token_kinds(self) -> tuple[TokenKind | None, ...]:
-        """Per bucket, None for none; empty without costs in tokens."""
+        """Kind of tokens per bucket, or None. Empty without costs in tokens."""
         kinds = tuple(map(kind_of, self.bucket_costs))
         return kinds if any(kinds) else ()
 
     @cached_property
     def bucket_units(self) -> tuple[str, ...]:
-        """Per bucket, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
+        """Unit per bucket, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
         if kinds := self.token_kinds:
             return tuple([kind or (REQUESTS if place is None else "") for kind, (_, place) in zip(kinds, self._parts)])
         many = len(self._own_costs)
@@ -363,7 +366,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return TokenEstimates()
 
     def cost_in_tokens(self, bucket: Bucket, cost: int, status: int | None, usage: tuple[int, int] | None) -> int:
-        """Final cost of a charge of ``cost`` by status and usage, as far as known."""
+        """Return the final cost of a charge of ``cost``, by status and usage if known."""
         kind = next((kind for own, kind in zip(self.buckets, self.token_kinds) if own.ids == bucket.ids), None)
         if kind is None:
             return cost
@@ -377,7 +380,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self._own_costs
 
     def final_cost(self, bucket: Bucket, cost: int, told: int | Sequence[int]) -> int:
-        """Final cost of a charge of ``cost``, by reported costs: for limits with own costs, one number or one per limit."""
+        """Return the final cost of a charge of ``cost`` by reported costs.
+
+        If limits have their own costs, this is one number or one per limit.
+        """
         if not self.bucket_costs:
             return told if isinstance(told, int) else cost
         own = [own for own, limit_cost in zip(self.buckets, self.bucket_costs) if limit_cost is not None]
@@ -402,7 +408,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if the key has this part, also as an alternative."""
+        """True if the key has this part, even as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
@@ -434,7 +440,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The rule's set, or one of the rule alone."""
+        """The set that has the rule, or a set of this rule alone."""
         return RuleSet([self])
 
     @cached_property
@@ -516,7 +522,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def applies_to(self, method: str) -> bool:
         """True if the rule applies to this method; HEAD has become GET.
 
-        All limits apply to an unknown method, which is empty, and no exemption with methods does.
+        If the method is unknown (empty), all limits apply, but no exemption with methods.
         """
         return self.methods is None or method in self.methods or not (method or self.exempt)
 
@@ -778,7 +784,7 @@ class RuleSet:
         self.files_digest = b""
 
     def detach(self) -> None:
-        """Free the set by reference counting."""
+        """Break reference cycles, so that reference counting frees the set."""
         for of_tier in self.tiers.values():
             for rule in of_tier:
                 vars(rule).pop("rule_set", None)

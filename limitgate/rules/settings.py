@@ -41,7 +41,6 @@ SHORTEST_RELOAD = 0.01
 
 
 def _json(value: str, start: str, expected: str) -> Any:
-    """Parse text that looks like JSON; None for other text."""
     try:
         return json.loads(value) if value.lstrip().startswith(start) else None
     except ValueError as error:
@@ -115,7 +114,7 @@ Strings = Annotated[tuple[StrictStr, ...], NoDecode, BeforeValidator(_listed)]
 class Settings(BaseSettings):
     """Options of `LimitGate` and `LimitGateWSGI`. Raises `ConfigError`.
 
-    Reads the file in ``LIMITGATE_ENV_FILE``, or else ``.env`` in the working folder.
+    Reads the file that ``LIMITGATE_ENV_FILE`` names, otherwise ``.env`` in the working folder.
     """
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
@@ -181,7 +180,7 @@ class Settings(BaseSettings):
     docs/watching.md.
     """
     secret: Annotated[SecretStr | None, AfterValidator(_fitting)] = None
-    """Key of the digests in the store, 16 to 64 bytes. Prevents guessing addresses and keys from them."""
+    """Key of the digests in the store, 16 to 64 bytes. Prevents guesses of addresses and API keys from these digests."""
 
     def __init__(self, **options: Any) -> None:
         unknown = options.keys() - type(self).model_fields.keys()
@@ -223,7 +222,7 @@ class Settings(BaseSettings):
 
 
 class GateSettings(Settings):
-    """Reads no ``.env`` from the working folder."""
+    """`Settings` that don't read ``.env`` in the working folder."""
 
     _dotenv = None
 
@@ -232,7 +231,7 @@ class GateSettings(Settings):
 
 
 def naming_variable(error: ConfigError, option: str, given: Container[str]) -> ConfigError:
-    """Name the variable, unless the option was given in code."""
+    """Add the variable's name to an error, unless the option was given in code."""
     return error if option in given else ConfigError(f"{error} (from the variable {PREFIX}{option.upper()})", (option,))
 
 

@@ -1,4 +1,4 @@
-"""Interfaces of a store, the only component with I/O or a wall clock, and the size of a call to Redis.
+"""Interfaces of a store, which is the only component with I/O or a wall clock. Also bounds the size of a call to Redis.
 
 Attributes declare features, see `limitgate.gate.flow`: ``takes_plain`` accepts `PlainSpend` and `PlainRefund`.
 """
@@ -18,18 +18,18 @@ class ConfigRequest(NamedTuple):
     key: str
     text: str | None = None
     version: int | None = None
-    """0: no text yet; None: any."""
+    """Expected version: 0 for no text yet, None for any."""
     lasts: float | None = None
     """Seconds until a replacement is deleted; None: never."""
 
 
 class StoredConfig(NamedTuple):
-    """The resulting text under a key."""
+    """Answer to a `ConfigRequest`: the text under its key."""
 
     version: int
     """Number of replacements; 0 without a text."""
     text: str | None
-    """Empty if not written by LimitGate."""
+    """Empty if LimitGate didn't write it."""
     waited: float = 0.0
     """Seconds, see `Reading`."""
 
@@ -41,11 +41,11 @@ class FleetRequest(NamedTuple):
     """Writes a process' snapshot, or reads all if ``member`` is None."""
 
     key: str
-    """Index; snapshots are below it, in the same hash slot."""
+    """Key of the index. Keys of snapshots begin with it and share its hash slot."""
     member: str | None = None
     """16 characters per process."""
     snapshot: bytes = b""
-    """Empty: remove."""
+    """Bytes to write; empty to remove the snapshot."""
     seconds: float = 10.0
     """Time to live."""
     renews: bool = False
@@ -56,13 +56,13 @@ INDEX_SECONDS = 86_400
 
 
 class StoredFleet(NamedTuple):
-    """The resulting snapshots under a key."""
+    """Answer to a `FleetRequest`: the snapshots under its key."""
 
     now: int
     """Store clock, Unix µs."""
     processes: int
     snapshots: Sequence[bytes] = ()
-    """Empty for one that is too long."""
+    """Snapshots, empty if too long."""
     waited: float = 0.0
     """Seconds, see `Reading`."""
 
@@ -71,7 +71,7 @@ class StoredFleet(NamedTuple):
 
 
 def fleet_key(key_prefix: str) -> str:
-    """Index of snapshots. Its hash tag keeps them in one hash slot (Redis Cluster)."""
+    """Return the key of the index of snapshots. Its hash tag keeps them in one hash slot of a Redis Cluster."""
     return f"{key_prefix}:fleet" if "{" in key_prefix else f"{key_prefix}:fleet:{{{key_prefix}:fleet}}"
 
 
@@ -137,13 +137,13 @@ class AsyncConfigStore(AsyncStore, Protocol):
 
 
 MAX_BATCH = 64
-"""Plans per call: well under a millisecond."""
+"""Plans per call, which together take well under a millisecond."""
 MAX_LOAD = 2_000
-"""µs of a call by `Bucket.load`, except for a single plan."""
+"""Maximum µs of a call by `Bucket.load`. A single plan may take longer."""
 
 
 class Room:
-    """Remaining room in a call, enough for at least one plan."""
+    """Remaining room in a call. The first plan always fits."""
 
     __slots__ = ("_keys", "_left", "_plans")
 

@@ -1,8 +1,8 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
-Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired ones, so calls cost the same for any number. A full
-store evicts the sampled bucket with the least debt, as Redis does, but never one that refuses its last cost: new keys then
-share an overflow bucket, so a flood can't evict an exhausted one.
+Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired buckets, so the cost of a call doesn't depend on
+their number. A full store evicts the bucket with the least debt in a sample, as Redis does, but never one that refuses its
+last cost. New keys then share an overflow bucket, so a flood of keys can't evict an exhausted bucket.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from limitgate.stores.packed import HEAD, Entry, Layout, Layouts, head, with_cos
 
 _FEW = 2048
 _MORE = 2
-"""Hand steps per expired bucket; at most a third stays expired."""
+"""Hand steps per expired bucket. At most a third of all buckets are expired."""
 _SAMPLE = 8
 """Eviction candidates."""
 _HOPS = 4
@@ -43,7 +43,7 @@ _SHARD = 4096
 """Buckets per dictionary: resizing takes 0.1 ms, with a million 30 ms."""
 _SHARDS = 4096
 _BANNED = 4
-"""Rules may ban one in this many buckets: bans aren't evicted."""
+"""Rules may ban one in this many buckets, because bans are never evicted."""
 _MOST_TURNS = 1_000
 """Yields of a thread before it blocks."""
 _STEP = 1_000_000
@@ -52,7 +52,7 @@ _STEP = 1_000_000
 _LOG = ALGORITHMS["sliding_log"]
 
 _OTHER_CLOCKS = (time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns)
-"""Often passed by mistake."""
+"""Clocks that are often passed by mistake."""
 _EXPECTED_CLOCK = "expected a callable that returns Unix time in whole microseconds, such as lambda: time.time_ns() // 1000"
 
 _Home = tuple[dict[Any, bytes], Any, bytes | None, Entry | None, Layout | None]
@@ -90,9 +90,9 @@ class MemoryStore(Remade):
         self._most_bans = max(1, max_buckets // _BANNED)
         self._few = min(_FEW, max_buckets // 64)
         self._configs: dict[str, tuple[StoredConfig, float]] = {}
-        """With the Unix µs of their deletion."""
+        """Texts and the Unix µs of their deletion."""
         self._most_configs = _FEW_CONFIGS
-        """Texts beyond which expired ones are deleted."""
+        """Number of texts above which expired ones are deleted."""
         self._fleets: dict[str, dict[str, tuple[bytes, int]]] = {}
         self._lock = RLock()
         self._busy = False
@@ -117,7 +117,7 @@ class MemoryStore(Remade):
             self._overflow: dict[Any, bytes] = {}
             self._beside: dict[Any, Sequence[State]] = {}
             self._bans: dict[Any, tuple[int, int]] = {}
-            """Start and duration (µs) by key. The value is only a head, which plain plans decline."""
+            """Start and duration (µs) by key. The bucket's value is then only a head, which plain plans decline."""
             self._layouts = Layouts()
             self._count = 0
             self._swept = 0
@@ -125,7 +125,7 @@ class MemoryStore(Remade):
             self._pool: list[tuple[int, Any, bytes]] = []
             """Eviction candidates: time of full recovery (Unix µs), key, value."""
             self._credit = self._max_buckets
-            """Hand steps left without an eviction."""
+            """Remaining hand steps without an eviction."""
 
     def __len__(self) -> int:
         return self._count
@@ -189,8 +189,8 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on a lock form a convoy: the next owner must first get the GIL, which doubles the cost with eight
-        threads.
+        Threads that block on a lock form a convoy: its next owner must first get the GIL. With eight threads, this doubles
+        the cost.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -198,7 +198,6 @@ class MemoryStore(Remade):
             time.sleep(0)
 
     def _blame_clock(self, error: Exception) -> None:
-        """Raise `TypeError` for a non-integer clock."""
         if not isinstance(self._now, int):
             raise TypeError(f"clock returned {self._now!r:.40}, {_EXPECTED_CLOCK}") from error
 
@@ -304,7 +303,7 @@ class MemoryStore(Remade):
         return self.config(request)
 
     def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
-        """Snapshots of other processes are not here."""
+        """Carry out ``request``. Other processes' snapshots aren't in this store."""
         now = self.now()
         with self._lock:
             known = self._fleets.setdefault(request.key, {})
@@ -322,7 +321,6 @@ class MemoryStore(Remade):
         return self.fleet(request)
 
     def reset_after_fork(self) -> None:
-        """No thread releases the lock in a child."""
         self._lock = RLock()
         self._busy = False
         self._fleets = {}
@@ -368,7 +366,7 @@ class MemoryStore(Remade):
         return reading
 
     def _carry_out_held(self, plan: Plan, now: int) -> Reading:
-        """Before the plan, refund expired entries and run its `holds.Action`."""
+        """Refund expired entries and run the `holds.Action`, then carry out the plan."""
         first, *charges = plan.charges
         bucket, covered = first.bucket, charges[: first.cost]
         home = self._home(first, now)
@@ -411,7 +409,6 @@ class MemoryStore(Remade):
         return states
 
     def _ban(self, plan: Plan, now: int) -> None:
-        """Ban or unban buckets, even if the store is full."""
         for charge in plan.charges:
             if plan.ban_us:
                 self._ban_bucket(charge, plan.ban_us, now)
@@ -447,7 +444,7 @@ class MemoryStore(Remade):
         return left
 
     def _interrupting(self, plan: Plan) -> Reading:
-        """Defer a refund to the end of the interrupted call; raise for others."""
+        """Defer a refund to the end of the interrupted call. Raise an error for other plans."""
         if plan.verb == "spend" or not plan.gives_back or plan.charges[0].bucket.algorithm is holds:
             raise StoreError(
                 "a handler or finalizer called the store during another call of the same thread, expected calls "
@@ -477,7 +474,6 @@ class MemoryStore(Remade):
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
     def _home(self, charge: Charge, now: int) -> _Home:
-        """Find a bucket by its key, or the overflow bucket."""
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -495,7 +491,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """After the adjustment. ``looks`` leaves stored counts unchanged."""
+        """Return states after the adjustment. With ``looks``, stored counts stay unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -523,16 +519,16 @@ class MemoryStore(Remade):
         return states
 
     def _counts_refusals(self, home: _Home, charge: Charge, now: int) -> bool:
-        """False if banned, full, or too many are banned."""
+        """Return False if the bucket is banned, the store is full, or too many buckets are banned."""
         adjustment = charge.adjustment
         if adjustment is None or self._ban_left(adjustment.back[0].refusing.key, now) or len(self._bans) >= self._most_bans:
             return False
         return home[2] is not None or self._count < self._max_buckets
 
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
-        """Store asked windows; keep others.
+        """Write the windows of the plan, and keep other windows.
 
-        The stored cost is the latest (``asked``), or a higher one that is still refused.
+        The stored cost is that of the plan (``asked``), or a higher one that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -590,7 +586,7 @@ class MemoryStore(Remade):
             buckets[key] = with_cost(live, cost)
 
     def _reclaim(self, now: int) -> bool:
-        """Expired ones, then those with the least debt. False if still full."""
+        """Evict expired buckets, then those with the least debt. Return False if the store is still full."""
         if self._count < self._max_buckets:
             if self._count >= self._few and self._look(now):
                 self._sweep(now, _MORE)
@@ -617,7 +613,6 @@ class MemoryStore(Remade):
         return step
 
     def _look(self, now: int) -> bool:
-        """Advance the hand. True if it evicted."""
         key = next(self._hand, None)
         if key is None:
             return self._turn()
@@ -681,7 +676,6 @@ def system_clock() -> int:
 
 
 def _standing(entry: Entry, bucket: Bucket, now: int) -> Sequence[State]:
-    """Return the states at ``now``, Unix µs."""
     written, _, stored, states = entry
     algorithm = bucket.algorithm
     if bucket is stored:
@@ -705,7 +699,6 @@ def _full_at(entry: Entry) -> int:
 
 
 def _refuses_until(entry: Entry) -> int:
-    """Return the end of bans, slots and held reservations."""
     written, cost, bucket, states = entry
     wait = _wait_us(bucket, states, cost)
     # A slot's wait is an estimate.
@@ -736,5 +729,4 @@ def _joined(bucket: Bucket, states: Sequence[State], entry: Entry, now: int) -> 
 
 @lru_cache(maxsize=4096)
 def _windows(limits: tuple[Limit, ...], ids: tuple[int, ...]) -> Bucket:
-    """Shares equal objects."""
     return Bucket(limits, ids)

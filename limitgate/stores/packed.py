@@ -5,7 +5,7 @@ A value is a head and 8-byte numbers, little-endian:
     layout number (4) | written, Unix µs (8) | last cost (8) | states, as their algorithm counts them
 
 Logs and slots append entries. A bucket with a ban or a debt above 64 bits is only a head, with states stored separately.
-Functions that charge and refund are generated: loops would take a third of a `MemoryStore` request.
+Functions that charge and refund are generated, because loops would take a third of the time of a request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Entry = tuple[int, int, Bucket, Sequence[State]]
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
-"""No limit has room for more."""
+"""Maximum cost: no limit has room for more."""
 # Head, time, and slots in use; the slots follow.
 _SLOTS: Final = struct.Struct("<Iqqqq")
 _NUMBER: Final = struct.Struct("<I")
@@ -44,7 +44,7 @@ def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., byt
 
 
 class Layout:
-    """Layout of buckets with the same windows, by a number in each value."""
+    """Layout of buckets with the same windows. Each value has the number of its layout."""
 
     __slots__ = (
         "_nothing",
@@ -75,7 +75,7 @@ class Layout:
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts: bool = bool(initial) and all(type(state) is int for state in initial)
         self.is_row: bool = type(initial[0]) is tuple if initial else False
-        """The only state is a tuple of numbers."""
+        """True if the only state is a tuple of numbers."""
         self.is_log: bool = isinstance(initial[0], Log) if initial else False
         self.is_slots: bool = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
@@ -84,7 +84,7 @@ class Layout:
         form, self._nothing, self.pack, self.unpack = _form(numbers)
         self.size: int = form.size
         self.plain_size: int = form.size if self.is_debts else 0
-        """0 unless states are plain numbers."""
+        """Size of a value; 0 unless states are plain numbers."""
         self.drains: bool = bucket.algorithm is gcra
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
@@ -103,7 +103,7 @@ class Layout:
         return self.packed(now, cost, self.bucket.algorithm.initial(now, self.bucket))
 
     def packed(self, written: int, cost: int, states: Sequence[State]) -> bytes:
-        """Return only the head if states are stored separately."""
+        """Return a value, or only its head if states are stored separately."""
         try:
             if self.is_debts:
                 return self.pack(self.number, written, cost, *states)
@@ -133,7 +133,10 @@ class Layout:
     def refund(  # noqa: PLR0917 - keywords are slower
         self, value: bytes, now: int, was: Sequence[State], as_of: int, rows: Sequence[Row], cost: int, slot: int
     ) -> bytes | None:
-        """After a refund of a charge with the states ``was`` at ``as_of``. None for another layout, or a future write."""
+        """Return the value after a refund.
+
+        The charge had the states ``was`` at ``as_of``. None for another layout, or a write in the future.
+        """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
         straight = self._straight_refund or self._straight()
@@ -281,8 +284,8 @@ def charge(value, now, number, cost, rows, slot=0):
 def straight_charge(straight: Straight, form: str, windows: int) -> StraightCharge:
     """Make a function that charges a bucket of ``windows`` windows; ``form`` is its `struct` format.
 
-    It returns the states at ``now`` and the new value (None if the cost doesn't fit); or None for another layout or cost, or a
-    future write.
+    The function returns the states at ``now`` and the new value (None if the cost doesn't fit). It returns None for another
+    layout or cost, or a write in the future.
     """
     value = struct.Struct(form)
     each = partial(each_window, windows)
@@ -318,7 +321,7 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Make a function that refunds such a charge, given its states and time. It returns the new value or None."""
+    """Make a function that refunds such a charge by its states and time. The function returns the new value or None."""
     value = struct.Struct(form)
     each = partial(each_window, windows)
     source = _REFUND.format(

@@ -1269,7 +1269,7 @@ def test_decorators_of_one_name_agree_on_their_adaptive_limit() -> None:
     gated = LimitGate(Starlette(routes=routes), rules=[])
     assert [asyncio.run(asgi_reply(gated, path)).status for path in ("/", "/same")] == [200, 200]
     for path in ("/most", "/delay"):
-        with pytest.raises(ConfigError, match="limit 'db' already has another adaptive"):
+        with pytest.raises(ConfigError, match="limit 'db' already has a different adaptive"):
             asyncio.run(asgi_reply(gated, path))
 
 

@@ -397,7 +397,7 @@ PLACES = {
     ),
     "a key for all of Flask": (
         lambda: FlaskLimitGate(view, app=flask.Flask("app")),  # type: ignore[misc]
-        "expected LimitGate(app, rules=...): keys are of rules",
+        "expected LimitGate(app, rules=...): the key belongs to a rule",
     ),
     "twice in Flask": (twice_in_flask, "expected one init_app for each application"),
 }

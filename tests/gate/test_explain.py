@@ -133,7 +133,7 @@ def _sent(world: World, asked: dict[str, Any]) -> tuple[int, list[tuple[str, str
         (("GET", "/office"), "office default yes", "exempts GET /office of client 203.0.113.7: path /office"),
         (("GET", "/office"), "all default no", "rule office exempts this request"),
         (("GET", "/office", "198.51.100.1"), "office default no", "client 198.51.100.1 is none of 203.0.113.0/24"),
-        (("GET", "/office;x"), "office default no", "the path could also be read as /office;x, which it does not exempt"),
+        (("GET", "/office;x"), "office default no", "the path could also be read as /office;x, which the rule does not exempt"),
         (("GET", "/admin/x"), "closed default yes", "denies GET /admin/x: path /admin/**"),
         (("GET", "/admin/x"), "all default no", "rule closed denies this request"),
         (("GET", "/api/x"), "api vip no", "is for tier vip, the caller is of default"),

@@ -404,7 +404,7 @@ def test_a_count_of_0_is_a_limit(text: str, options: dict[str, Any]) -> None:
     ("text", "options", "expected"),
     [
         ("0/day", {"algorithm": "gcrb"}, "'gcrb' is not an algorithm, did you mean 'gcra'?"),
-        ("0/day", {"algorithm": "concurrency"}, "expected '20 at once' for a concurrency"),
+        ("0/day", {"algorithm": "concurrency"}, "expected '20 at once' for the algorithm concurrency"),
         ("0/day", {"align": "Europe/Berln"}, "did you mean 'Europe/Berlin'?"),
         ("0 per 400 days", {}, "expected a period of at most 366 days"),
         ("5/day burst 0", {}, "expected a burst of at least 1"),

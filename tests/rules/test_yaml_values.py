@@ -207,7 +207,7 @@ def test_an_empty_field_is_a_mistake(tmp_path: Path, text: str) -> None:
     line = 2 + max(number for number, each in enumerate(text.splitlines()) if each.endswith(":"))
     if "burst" in text:
         line = 5
-    assert (found[0].line, found[0].reason) == (line, "empty, expected a value, or no such field")
+    assert (found[0].line, found[0].reason) == (line, "empty, expected a value, or omit the field")
     assert [each.field for each in found].count(found[0].field) == 1
 
 

@@ -122,7 +122,6 @@ def _print(name: str, budget: Budget) -> None:
 
 
 def _under_way(budget: Budget) -> tuple[list[int], Counter[str]]:
-    """Return the reservations of each limit, and the number of waiting requests of each tenant."""
     reserved, tenants = [0] * len(budget.limits), Counter[str]()
     for row in budget.live:
         tenants.update(row.tenants if budget.waiting else {})

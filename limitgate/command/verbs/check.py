@@ -87,7 +87,6 @@ def _sum(findings: list[_Finding]) -> str:
 
 
 def _look_at(path: Path, *, identifies: bool) -> tuple[list[_Finding], int | None]:
-    """Findings, and metric series; None for unreadable rules."""
     if is_in_python(str(path)):
         return _look_at_python(str(path), identifies=identifies)
     try:

@@ -33,7 +33,6 @@ _LONGEST = FOR_EVER / 1e6
 
 
 def _confirm(question: str, *, yes: bool) -> None:
-    """Raises `click.Abort` for no, `click.UsageError` without standard input."""
     if yes:
         return
     unconfirmed = click.UsageError(f"{question} Standard input is closed, expected -y")

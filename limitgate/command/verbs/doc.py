@@ -63,7 +63,6 @@ def _summary(text: str) -> str:
 
 
 def _page() -> str:
-    """The page is in the wheel, or in the clone of an editable installation."""
     page = files("limitgate.messages") / "diagnostics.md"
     if not page.is_file():
         page = Path(__file__).parents[3] / "docs" / "diagnostics.md"

@@ -107,8 +107,8 @@ def _processes(log: Log, sets: list[RuleSet], wished: int | None, *, can_share: 
     can_share = can_share and log.is_file and all(map(counts_by_client, sets))
     if wished is not None and wished > 1 and not can_share:
         raise click.UsageError(
-            "several processes need a file, no --suggest, --app or trusted proxies, and rule files with ip in "
-            "every key, expected --processes 1"
+            "several processes need a file, and rule files with ip in every key; they cannot use --suggest, --app or "
+            "trusted proxies; expected --processes 1"
         )
     if wished is None:
         wished = len(os.sched_getaffinity(0)) if can_share and log.size >= _WORTH_PROCESSES else 1
@@ -165,7 +165,7 @@ def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) ->
     if suggestions == {}:
         say("", "No rule applies to any of these requests, so there is nothing to suggest.")
     if suggestions:
-        say("", "Smallest limits that would have refused no request; at most one request in 1,000:")
+        say("", "Smallest limits that would have refused no request, or at most one in 1,000:")
         units = list(next(iter(suggestions.values())))
         rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
         print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)

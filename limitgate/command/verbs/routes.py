@@ -120,7 +120,6 @@ def _below(template: str, route: Listed) -> Listed:
 
 
 def _django(settings: str | None) -> _Application:
-    """Return the routes of Django. ``settings`` is None if Django is configured."""
     if settings is not None:
         look_here()
         os.environ["DJANGO_SETTINGS_MODULE"] = settings

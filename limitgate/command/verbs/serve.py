@@ -107,14 +107,14 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
 
 def _trusted(host: str, uds: str | None) -> str:
-    """Only this machine reaches a unix socket or a loopback address."""
+    """Return the trusted peers: only this machine reaches a unix socket or a loopback address."""
     if uds:
         return "unix"
     return ",".join(_HERE) if host in (*_HERE, "localhost") else ""
 
 
 def _check() -> None:
-    """Report errors here. Otherwise each worker would fail and be restarted."""
+    """Report errors before workers start: each worker would fail and be restarted."""
     with logs_from(logging.CRITICAL):
         if not GateSettings().rules:
             raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
@@ -133,7 +133,6 @@ def _multiprocess_metrics(workers: int) -> Iterator[None]:
 
 @contextmanager
 def _lines_at_once() -> Iterator[None]:
-    """Print log lines at once; other verbs print them at their end."""
     log = logging.getLogger("limitgate")
     kept, log.handlers[:] = log.handlers[:], []
     try:

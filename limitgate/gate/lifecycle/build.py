@@ -110,7 +110,7 @@ class Built(NamedTuple):
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:
-    """Raises `ConfigError`, and `TypeError` for an unknown option."""
+    """Build a gate. Raises `ConfigError`, and `TypeError` for an unknown option."""
     settings = GateSettings(**options)
     if not settings.enabled:
         announce(settings, None)
@@ -157,7 +157,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
 
 
 def _rules_of(gate: ref[Gate]) -> Callable[[], RuleSet | None]:
-    """Must not keep the gate alive."""
+    """Return a function that doesn't keep the gate alive."""
 
     def rules() -> RuleSet | None:
         living = gate()

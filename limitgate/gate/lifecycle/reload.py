@@ -27,7 +27,7 @@ from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, named_env_file
 
 SETTLED = 3.0
-"""Seconds after a change in which contents are read: some file systems' clocks tick every 2 s."""
+"""Seconds after a change in which polls read contents: the clocks of some file systems tick every 2 s."""
 
 
 Stamp = tuple[str, str, int, int, int, int, int]
@@ -38,12 +38,12 @@ class Reading(NamedTuple):
     """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
-    """Or the reasons why there are none."""
+    """Stamps of the files, or the reasons why there are none."""
     digest: bytes
 
 
 class WatchedFiles:
-    """Polled files. Detects every change, also by links (ConfigMaps) and on network file systems.
+    """Polled files. Detects every change, including those by links (ConfigMaps) and on network file systems.
 
     ``list_files`` returns them, or raises `ConfigError`. ``known`` is their digest.
     """
@@ -58,7 +58,7 @@ class WatchedFiles:
         self._changed_at = 0.0
 
     def has_changed(self) -> bool:
-        """True once per new content that two polls agree on."""
+        """Return True once for new content, after two polls agree on it."""
         at = self._clock()
         try:
             files = self._list_files()
@@ -142,9 +142,9 @@ def _encoded(text: object) -> bytes:
 log: logging.Logger = logging.getLogger("limitgate")
 
 SPARED = 10
-"""Reloads without a full garbage collection."""
+"""Number of reloads without a full garbage collection."""
 FROZEN_BY_PYTHON = 1_000
-"""Python freezes some hundreds at startup; applications many more."""
+"""Python freezes a few hundred objects at startup; applications freeze many more."""
 
 
 class Reloader:
@@ -161,7 +161,7 @@ class Reloader:
                 self._load()
 
     def forget(self) -> None:
-        """An unfinished load never ends in a forked child."""
+        """Forget an unfinished load, which never ends in a forked child."""
         with suppress(ValueError):
             gc.callbacks.remove(_age)
         self._source.forget()
@@ -258,7 +258,7 @@ def poller_of(
     ready: Callable[[RuleSet], ActiveRules],
     read_settings: Callable[[], Settings],
 ) -> Poller:
-    """Raises `ConfigError` without files."""
+    """Return a poller of the rules. Raises `ConfigError` if there are no files."""
     if not rules.source:
         raise ConfigError("reload: the rules are given in Python, expected the path of a file or folder, or no reload")
     watched: list[Pollable] = [Reloader(gate, WatchedRules(Path(rules.source), rules.files_digest), ready)]

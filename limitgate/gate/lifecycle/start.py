@@ -106,7 +106,7 @@ def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
 
 
 def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
-    """Write snapshots from the first answer on, in a fleet."""
+    """In a fleet, write snapshots from the first answer on."""
     store, tally = gate.store, counts.tally
     if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
         counts.publisher = Publisher(
@@ -150,7 +150,7 @@ async def ashutdown(gate: Gate) -> None:
 
 
 def require(store: Any, key_prefix: str) -> None:
-    """Check a store of either kind. Raises `StoreError`."""
+    """Check that a sync or async store works. Raises `StoreError`."""
     if isinstance(store, SyncStore):
         try:
             store.spend(_question(key_prefix), ANSWER_TIMEOUT)
@@ -182,7 +182,6 @@ async def _required_once(store: AsyncStore, key_prefix: str) -> None:
 
 
 def _question(key_prefix: str) -> Plan:
-    """Return a plan that also tests whether the store accepts writes."""
     return Plan.reset([Charge(f"{key_prefix}:start:probe", bucket_of("1/second"), 1, enforced=False, rule=None)])
 
 
@@ -191,7 +190,7 @@ def _no_answer(error: StoreError) -> StoreError:
 
 
 def ask_in_background(store: object) -> None:
-    """Log problems before the first request. Before a fork, children connect instead."""
+    """Connect in the background to log problems before the first request. After a coming fork, the children connect instead."""
     if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 

@@ -26,7 +26,7 @@ from limitgate.stores.memory import system_clock
 class ActiveRules:
     """Everything compiled from one rule set. Replaced atomically on reload.
 
-    ``timeout`` is in seconds per request, ``is_measured`` True if only silence counts. ``clock`` returns Unix µs.
+    ``timeout`` is in seconds per request. With ``is_measured``, only the store's silence counts. ``clock`` returns Unix µs.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ActiveRules:
         self.has_commonest_style: bool = header_styles == ("x-ratelimit",)
         initials = [name[0] for name in names_of(header_styles)]
         self.initials: frozenset[str] = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
-        """Quick check for the application's rate fields."""
+        """First letters of rate fields, to find the application's own ones quickly."""
         self.raw_initials: frozenset[int] = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured

@@ -1,4 +1,4 @@
-"""Limits the buckets that one source may open with invented keys. Others share an overflow bucket."""
+"""Limits how many buckets a source may open with invented keys. Further keys share an overflow bucket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from limitgate.process.forking import reset_in_children
 V = TypeVar("V")
 
 BUCKETS = 65_536
-"""Stored by hash; the latest half is kept."""
+"""Maximum of buckets, stored by hash. At least the latest half is kept."""
 SOURCES = 65_536
 """Stored by hash."""
 
@@ -51,7 +51,7 @@ class Latest(Generic[V]):
 
 
 class CardinalityGuard:
-    """Each source may open ``most`` buckets per minute, half at once.
+    """Lets each source open ``most`` buckets per minute, half of them at once.
 
     A source is an address, or None. ``clock`` returns monotonic seconds.
     """

@@ -34,7 +34,7 @@ class AdaptiveLimits:
         self._places: dict[tuple[Kind, str, str], ConcurrencyLimiter] = {}
 
     def of(self, rule: Rule, kind: Kind) -> ConcurrencyLimiter:
-        """Same names share a limit. Raises `ConfigError` for different options."""
+        """Return the limit of a rule. Rules with the same name share it, and raise `ConfigError` for different options."""
         name = kind, rule.tier or DEFAULT_TIER, rule.name
         terms = self._terms(rule)
         places = self._places.get(name)
@@ -44,7 +44,7 @@ class AdaptiveLimits:
         # `keep` reconfigures rules of a set.
         if kind == "limit" and places.terms != terms:
             raise ConfigError(
-                f"limit {rule.name!r} already has another adaptive, max_delay or reserve, expected the same on each "
+                f"limit {rule.name!r} already has a different adaptive, max_delay or reserve, expected the same on each "
                 "@limit of that name, or another name"
             )
         return places
@@ -105,7 +105,7 @@ class CompiledRule:
         self.name: str = rule.name
         self.id_name: str = id_name(rule)
         self.written: Rule = rule
-        """Without run-time limits."""
+        """The rule without limits from run time."""
         self.is_decorator: bool = kind != "rule"
         self.limits_by: LimitsBy | None = (
             rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
@@ -179,7 +179,7 @@ class CompiledRule:
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
     def charges(self, key: str, cost: int | tuple[int, ...], priority: Priority) -> list[Charge]:
-        """One charge per bucket. ``cost`` is a tuple for limits with own costs."""
+        """Return one charge per bucket. ``cost`` is a tuple if limits have their own costs."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         if isinstance(cost, tuple):
             buckets = self.rule.buckets_for(priority)
@@ -196,7 +196,7 @@ class CompiledRule:
         ]
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
-        """Charges without opening a bucket. An unknown cost is 1."""
+        """Return charges without opening a bucket. An unknown cost is 1."""
         cost = self._cost or (1,) * len(self.rule.bucket_costs) or 1
         return self.charges(self.key_of(subject, values), cost, subject.priority)
 
@@ -222,17 +222,17 @@ class CompiledRule:
 
 
 def _fitting(cost: int, bucket: Bucket) -> int:
-    """Cut estimated tokens to a full bucket; otherwise the request never passes."""
+    """Cut estimated tokens to a full bucket, because a request above it would never pass."""
     return max(1, cost) if bucket.refuses_all else min(cost, *[limit.most for limit in bucket.limits])
 
 
 def _places(bucket: Bucket, cost: int, unit: str) -> int:
-    """A request holds one slot, unless the limit has its own cost."""
+    """Return the cost. A request holds one slot, unless the limit has its own cost."""
     return min(cost, 1) if bucket.has_slots and unit == REQUESTS else cost
 
 
 def id_name(rule: Rule) -> str:
-    """Includes the tier, because tiers may share names."""
+    """Return a rule's name in ids, with the tier, because tiers may share names."""
     return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
@@ -247,7 +247,10 @@ _COUNT = Bucket((kept_as("refusals"),))
 
 
 def count_key(key: str) -> str:
-    """Return the key of a bucket's refusal count, in its hash slot. Raises `ConfigError` for a brace outside a hash tag."""
+    """Return the key of a bucket's refusal count, in the bucket's hash slot.
+
+    Raises `ConfigError` for a brace outside a hash tag.
+    """
     before, brace, rest = key.partition("{")
     tag, closing, _ = rest.partition("}")
     if "}" in before or (brace and not (tag and closing)):
@@ -259,7 +262,7 @@ def count_key(key: str) -> str:
 def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
     """Count refusals, and ban after too many.
 
-    The bucket precedes the count, which may ban it, and follows it, to read the ban.
+    The count may ban the bucket, which therefore comes before it, and again after it to read the ban.
     """
     charge = charge._replace(max_wait_us=0, slot=0, adjustment=None)
     amount = Amount(

@@ -19,10 +19,10 @@ def costs_by_outcome(
     usage: tuple[int, int] | None = None,
     any_has_own_cost: bool = False,
 ) -> list[int]:
-    """Return the final costs by ``status`` and by ``told``, the costs from `Decision.settle`.
+    """Return the final costs, by the outcome and by ``told``, which has the costs from `Decision.settle`.
 
-    A slot costs nothing once the response is sent. A cost without a rule is for rules with an own cost, or for all unless
-    ``any_has_own_cost``. ``usage`` has tokens, which reported costs override. ``status`` may be unknown.
+    A slot costs nothing once the response is sent. A reported cost without a rule applies to rules with their own cost, or
+    to all rules unless ``any_has_own_cost``. It overrides the tokens in ``usage``. ``status`` may be unknown.
     """
     costs = []
     for charge, compiled_rule in zip(charges, compiled_rules):

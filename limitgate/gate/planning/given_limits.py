@@ -22,7 +22,7 @@ _AT_HAND = (str, Limit, list, tuple, type(None))
 AS_WRITTEN = object()
 _TOLD = 200
 MOST_CALLERS = 10
-"""Logged for the same invalid limits of a rule."""
+"""Maximum of callers logged for the same invalid limits of a rule."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -52,7 +52,7 @@ class GivenLimits:
     ) -> AppliedLimits:
         """Return the rules that limit a request, with its limits; ``own`` are the caller's.
 
-        Without ``remembers``, not cached. Raises `ConfigError` for invalid limits without written ones.
+        Caches the result with ``remembers``. Raises `ConfigError` for invalid limits if the rule has no written ones.
         """
         given = request.given_limits
         found, pending, is_open = [], [], False

@@ -71,7 +71,7 @@ class Subject:
 class Identities:
     """Finds a request's caller by API key, or by headers if its client or proxy is trusted.
 
-    An unknown tier gets the default rules, and is logged by ``no_tier``. ``identifies``: there is an ``identify``.
+    ``no_tier`` logs an unknown tier, which gets the default rules. ``identifies`` is True if there is an ``identify``.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Identities:
         self._no_tier = no_tier
 
     def may_be_invented(self, label: str) -> bool:
-        """True for values that clients choose. Unknown methods share one."""
+        """True for values that clients choose. Unknown methods share one value."""
         return label == "host" or label.startswith(("header:", "json:")) or (label == "api_key" and not self.vouch_for_keys)
 
     @property
@@ -143,7 +143,7 @@ class Identities:
     def api_key(self, subject: Subject) -> str | None:
         """Return the text for an API key; unlisted keys count as missing.
 
-        With ``identify``, the caller's id replaces the key, so that another key opens no other bucket.
+        With ``identify``, the caller's id replaces the key, so that all keys of a caller share a bucket.
         """
         presented = self._presented(subject.request)
         if presented is None:
@@ -172,7 +172,7 @@ class NoIdError(TypeError): ...
 def user_id(user: Any) -> str | None:
     """Return the text for a user; None if anonymous. Raises `NoIdError`.
 
-    Integers and UUIDs equal their text. Tuples never equal text.
+    An integer or UUID counts as its text. A tuple never equals a text.
     """
     if isinstance(user, _PLAIN):
         return _text(user)
@@ -218,7 +218,7 @@ def _plain(text: str) -> str | None:
 
 
 def _joined(users: tuple[Any, ...]) -> str | None:
-    """Other users may share the other elements."""
+    """Join the ids of a tuple. Raises `NoIdError` if one is missing, because other users may share the others."""
     texts = [user_id(each) for each in users]
     if None in texts:
         raise NoIdError(f"a tuple with an empty element, expected {EXPECTED_USER}")
@@ -252,7 +252,7 @@ class Identify:
         raise TypeError(f"identify {gave}, expected a Caller or None")
 
     def note(self, error: Exception) -> None:
-        """Errors about headers are not failures."""
+        """Log a failure. Errors about headers aren't failures."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
             what = f"{type(error).__name__} at {place_in(self._function, error)}"

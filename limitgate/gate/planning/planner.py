@@ -40,7 +40,7 @@ from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
-"""Bounds, because clients choose paths."""
+"""Cached paths, and characters of each: clients choose paths."""
 
 LateLimit = tuple[Rule, Sequence[Value]]
 
@@ -69,7 +69,7 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
 
 
 Entering = tuple[Callable[[Any, Any, PreparedPlan | GivenPlans, Caller | None], bool], Any, Any]
-"""Takes permits, False if refused or to wait; the admission, and the next outer gate's."""
+"""A function that takes permits (False if refused or waiting), the admission, and that of the next outer gate."""
 
 
 def _enter(*_: object) -> bool:
@@ -128,7 +128,7 @@ class Planner:
         self.names: frozenset[str] = frozenset([rule.name for rule in every])
         self.asks_user: bool = any(rule.key_asks("user") for rule in every)
         self.adapts: bool = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
-        """True if an adaptive limit was seen."""
+        """True if there is an adaptive limit."""
         self.proxies: TrustedProxies = identities.proxies
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
@@ -153,7 +153,7 @@ class Planner:
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Return a request's prepared plan, and its keys.
 
-        ``entering`` takes permits before any key is computed. Return None without permits, or if limits have to be awaited.
+        ``entering`` takes permits before any key is computed. Returns None without permits, or if limits have to be awaited.
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
@@ -210,7 +210,7 @@ class Planner:
         return prepared.bound(keys if prepared.suffixes is None else prepared.spread(keys), caller)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
-        """Rules of any tier that may apply without headers, and those of decorators, or everything for exempt requests."""
+        """Return all tiers' rules that may apply to a request with unreadable headers, and its decorators (all if exempt)."""
         found: dict[CompiledRule, None] = {}
         taken: Container[Mark] = EVERYTHING
         _, marks = self._route(request) if self._routes.decorated() else (None, ())
@@ -266,7 +266,7 @@ class Planner:
         path: str | None,
         charges: Sequence[Charge],
     ) -> RequestPlan | PendingLimits:
-        """Plan charges of named rules, whatever their ``path``. ``charges`` were made.
+        """Plan the charges of named rules, whatever their ``path``. ``charges`` were already made.
 
         Raises `ConfigError` for an unknown name or route.
         """
@@ -298,7 +298,7 @@ class Planner:
             self._adaptive_limits.keep([rule for of_tier in self.rule_set.tiers.values() for rule in of_tier])
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        """Sets ``request.caller`` for callables."""
+        """Return the subject of a request. Sets ``request.caller`` for callables."""
         subject = self._identities.subject(request, identified)
         request.caller = subject.caller
         return subject
@@ -308,7 +308,7 @@ class Planner:
         return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
-        """Not cached for long keys, unknown methods, or without ``version``."""
+        """Prepare plans. They aren't cached for long keys, unknown methods, or without ``version``."""
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
@@ -378,7 +378,7 @@ class Planner:
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
 
     def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
-        """Paths that a sent path may mean; None for any."""
+        """Return the paths that a sent path may mean; None if it may be any path."""
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return None

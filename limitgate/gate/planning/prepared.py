@@ -1,7 +1,7 @@
 """Prepared plans for requests that differ only in caller and results of callables.
 
-`RuleMatch` has the rules, `PreparedPlan` binds them to keys, `ConditionalPlans` selects by conditions, `GivenPlans` by limits
-from run time.
+`RuleMatch` has the rules, and `PreparedPlan` binds them to keys. `ConditionalPlans` selects plans by conditions,
+`GivenPlans` by limits from run time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RuleMatch:
         self.compiled_rules: CompiledRules = compiled_rules
         """Without exempt rules, decorators last."""
         self.exempting: tuple[CompiledRules, ...] = exempting
-        """By interpretation of the path."""
+        """Exempt rules by interpretation of the path."""
         self.is_conditional: bool = bool(exempting) or any(each.is_conditional for each in compiled_rules)
         """True if `narrowed` selects rules."""
         self.asks_route: bool = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
@@ -124,12 +124,12 @@ class RequestPlan(NamedTuple):
 
 NO_CHARGES = RequestPlan(None, ())
 Costs = tuple[int | tuple[int, ...] | None, ...]
-"""Per rule, a tuple for limits with own costs; None if it depends on the request."""
+"""Costs per rule: a tuple if limits have their own costs, None if the cost depends on the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveMatch:
-    """A match for requests of about the same duration."""
+    """A match under adaptive limits, for requests of about the same duration."""
 
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
@@ -188,7 +188,7 @@ class PreparedPlan:
         self.denying: CompiledRule | None = denying
         self.messages: PreparedPlan | None = messages
         self.charged_rules: CompiledRules = compiled_rules
-        """Per charge."""
+        """The rule of each charge."""
         self.suffixes: Sequence[Sequence[str]] | None = None
         self.template: PlanTemplate | None = self._template()
         """None for charges that aren't plain."""
@@ -216,7 +216,7 @@ class PreparedPlan:
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
-        """None: seen once."""
+        """Value None: costs seen once."""
 
     def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
@@ -230,7 +230,7 @@ class PreparedPlan:
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
-        """With a request's costs. Errors of callables propagate.
+        """Return the plan with a request's costs. Errors of callables propagate.
 
         Recurring costs are prepared. Others, such as tokens, take longer to prepare than to charge.
         """
@@ -305,7 +305,7 @@ class PreparedPlan:
         return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
-        """Return the charges if they are plain, and record their rules."""
+        """None unless the charges are plain."""
         rules, costs = self.compiled_rules, self.costs
         # Parts of one stored bucket are not plain.
         is_parted = tuple in map(type, costs)
@@ -329,7 +329,7 @@ _MOST_MET = 256
 
 
 def keep(kept: dict[Any, Any], key: object, value: object, *, most: int) -> None:
-    """A full cache drops the oldest entry."""
+    """Keep a value. A full cache drops its oldest entry."""
     if len(kept) >= most:
         with suppress(RuntimeError):
             kept.pop(next(iter(kept)), None)
@@ -378,7 +378,7 @@ class GivenPlans:
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """By result of each callable, or by individual limits."""
+        """Plans by the result of each callable, or by individual limits."""
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:

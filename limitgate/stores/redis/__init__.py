@@ -1,1 +1,1 @@
-"""Buckets in Redis: shared by aio/ and threads/."""
+"""Buckets in Redis: code that aio/ and threads/ share."""

@@ -26,11 +26,11 @@ FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
 """Seconds; pauses double."""
 CHANCE = random.SystemRandom()
-"""Spares the application's seeded state; differs in forks."""
+"""Random numbers that differ in forks, and leave the application's seeded state alone."""
 PROBE_TIMEOUT = 0.5
 """Seconds."""
 LATE = 0.1
-"""A probe this late (seconds) means that the process stood still."""
+"""If a probe is late by this many seconds, the process stood still."""
 
 
 State = Literal["closed", "open", "half-open"]
@@ -49,7 +49,7 @@ class Breaker:
     closed      calls are sent
     open        calls fail at once, until a probe is answered
     half-open   the same, while a probe is in flight
-    (outdated   open or half-open, but probes are late: calls are sent until one fails)
+    outdated    open or half-open with late probes: calls are sent until one fails
     """
 
     def __init__(self, server: str = "Redis", tally: Tally | None = None) -> None:
@@ -65,7 +65,7 @@ class Breaker:
         self._holds_until = math.inf
         """Calls fail at once until then."""
         self._began_late = self._told_nothing = False
-        """The process stood still when the probe was due, or in flight."""
+        """True if the process stood still when the probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
 
     @property
@@ -73,7 +73,7 @@ class Breaker:
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest | FleetRequest) -> None:
-        """The next probe uses its key, which on a cluster selects the node."""
+        """Note a sent plan. The next probe uses its key, which selects the node of a cluster."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
@@ -114,11 +114,11 @@ class Breaker:
         return True
 
     def retire(self) -> None:
-        """Another breaker takes over."""
+        """Stop, because another breaker takes over."""
         self._is_retired = True
 
     def pause_before_probe(self, now: float) -> float | None:
-        """Seconds since the start of the last probe; None if none is needed.
+        """Return the pause from the start of the last probe, in seconds; None if no probe is needed.
 
         Randomized, so that processes do not probe at the same time.
         """
@@ -154,8 +154,8 @@ def first_key(sent: AnyPlan | ConfigRequest | FleetRequest) -> str:
 
 
 def _probe_beside(key: str) -> Plan:
-    """Reset an unused bucket: this detects servers that refuse writes.
+    """Return a probe: the reset of an unused bucket, which detects servers that refuse writes.
 
-    It shares the slot of ``key``: a cluster node always answers for other slots.
+    The bucket shares the slot of ``key``, because a cluster node answers for other slots even if it has failed.
     """
     return Plan.reset([Charge(f"{key}:probe:{{{key}}}", bucket_of("1/second"), 1, enforced=False, rule=None)])

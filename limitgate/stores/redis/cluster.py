@@ -26,16 +26,16 @@ GIVE_BACK_TIMEOUT = 0.5
 MAP_PAUSE = 0.1
 """Seconds."""
 PAUSE = 0.01
-"""Seconds, for a parked or split call."""
+"""Seconds until a parked or split call is sent again."""
 MAX_HOPS = 5
-"""Without a pause."""
+"""Maximum of redirections without a pause."""
 
 
 class Part(NamedTuple):
     hash_slot: int
     plan: AnyPlan
     places: Sequence[int]
-    """Indices in the whole plan."""
+    """Places of the charges in the whole plan."""
 
 
 def hash_slot(key: str) -> int:
@@ -47,7 +47,7 @@ def hash_slot_of(plan: AnyPlan) -> int:
 
 
 def parts_of(plan: AnyPlan) -> list[Part]:
-    """A plain plan with several slots becomes general."""
+    """Split a plan by slots. A plain plan with several slots becomes a general one."""
     if not isinstance(plan, Plan):
         slot, *others = map(hash_slot, plan.keys)
         if others.count(slot) == len(others):
@@ -69,7 +69,7 @@ class Conclusion(NamedTuple):
     outcome: Outcome
     refunds: Sequence[Plan] = ()
     untouched: Sequence[tuple[Plan, Reading]] = ()
-    """Of a refused plan."""
+    """Parts of a refused plan that charged nothing."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
@@ -131,7 +131,7 @@ N = TypeVar("N", bound=Any)
 
 
 class SlotMap(Generic[N]):
-    """``open_node`` creates nodes. ``seeds`` are asked about unknown slots."""
+    """Maps slots to nodes. ``open_node`` creates nodes, and ``seeds`` are asked about unknown slots."""
 
     def __init__(self, seeds: Sequence[Address], open_node: Callable[[Address], N]) -> None:
         self._seeds = tuple(seeds)
@@ -158,7 +158,7 @@ class SlotMap(Generic[N]):
         ASK        the bucket has moved ahead of its slot: resend once, after ASKING
         TRYAGAIN   the moving slot splits the call's buckets: resend each plan after a pause
 
-        After `MAX_HOPS` redirections a call pauses: nodes disagree. CLUSTERDOWN is a failure.
+        After `MAX_HOPS` redirections a call pauses, because the nodes disagree. CLUSTERDOWN is a failure.
         """
         slot = hash_slot(first_key(call.first))
         if isinstance(redirection, TryAgainError):
@@ -171,7 +171,7 @@ class SlotMap(Generic[N]):
         return Route(address, "send" if call.hops <= MAX_HOPS else "park")
 
     def learn(self, reply: object, origin: Address) -> bool:
-        """A reply to CLUSTER SLOTS. False if it names no slot."""
+        """Adopt a reply to CLUSTER SLOTS. Return False if it names no slot."""
         holders: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, address in _ranges(reply, origin):
             holders[first : last + 1] = [address] * (last + 1 - first)

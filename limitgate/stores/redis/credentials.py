@@ -1,7 +1,7 @@
 """Logins from a ``credentials`` callable, in a separate thread or task.
 
-If it hangs or fails, only a connection attempt fails; a late answer serves the next one. No error, log line or repr contains a
-login.
+If the callable hangs or fails, only a connection attempt fails. The next attempt uses a late answer. No error, log line or
+repr contains a login.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST = 10.0
 """Seconds until another call may start."""
 MOST_HANGING = 4
 _RENEWED_AFTER = 0.75
-"""Share of its validity."""
+"""Share of a login's validity after which it is renewed."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
@@ -43,7 +43,7 @@ class Login(NamedTuple):
     user: str | None
     password: str
     renew_at: float
-    """Monotonic; infinity without expiry."""
+    """Monotonic seconds; infinite without expiry."""
     expires_at: float
 
     @property
@@ -64,7 +64,7 @@ class _Answer(NamedTuple):
 
 
 class Credentials:
-    """Raises `ConfigError` for an unsuitable callable."""
+    """Calls a ``credentials`` callable. Raises `ConfigError` if it is unsuitable."""
 
     def __init__(self, give: AsyncGivesLogin, *, may_await: bool) -> None:
         if not callable(give):
@@ -85,7 +85,7 @@ class Credentials:
         self._calls: list[tuple[float, Future[_Answer]]] = []
 
     def login(self, within: float) -> Login:
-        """Raises `CredentialsError` after ``within`` seconds, `OSError` without a thread."""
+        """Return a login. Raises `CredentialsError` after ``within`` seconds, and `OSError` if no thread can be started."""
         call = self._call()
         try:
             call.result(within)
@@ -127,7 +127,7 @@ class Credentials:
         return _Answer(given, monotonic())
 
     def _call(self) -> Future[_Answer]:
-        """Unless a call is running or has a late answer."""
+        """Call the callable, unless a call is running or its late answer is unused."""
         with self._lock:
             now = monotonic()
             self._calls = [call for call in self._calls if not call[1].done() or now - call[1].result().at < LONGEST]
@@ -155,7 +155,7 @@ class Credentials:
         call.set_result(_Answer(given, monotonic()))
 
     def _failed(self, error: BaseException) -> CredentialsError:
-        """The error's text may contain a token."""
+        """Return an error without the original text, which may contain a token."""
         return CredentialsError(f"credentials raised {type(error).__name__} at {place_in(self._give, error)}")
 
     def _use(self, call: Future[_Answer]) -> None:
@@ -180,7 +180,7 @@ class Credentials:
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """Keeps the login out of tracebacks."""
+    """Return the login or raise the error. Keeps the login out of tracebacks."""
     if isinstance(found, Exception):
         raise found
     return found

@@ -1,8 +1,8 @@
 """Answers refused callers locally until they may retry.
 
-A request must not fit even by the time since the call was *sent*; the reported wait counts from when the reply was *received*,
-so it suffices. After `LONGEST` seconds Redis is asked again, which reveals resets. Known bans hold until they end or a reading
-lacks them, even without Redis.
+A refusal is repeated only if the request wouldn't fit after the time since the call was *sent*. The reported wait starts
+when the reply was *received*, so it is long enough. After `LONGEST` seconds the next call goes to Redis, which reveals
+resets. Known bans apply until they end or a reading lacks them, even without Redis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from limitgate.limits.template import AnyPlan, AnyReading, PlainSpend
 LONGEST = 1.0
 """Seconds."""
 MAX_BUCKETS = 10_000
-"""The oldest go first."""
+"""Maximum of entries; the oldest are dropped first."""
 SKEW = 1.001
 """Twice the maximum NTP slew (500 ppm)."""
 
@@ -41,7 +41,7 @@ class _Refusal(NamedTuple):
 class _GivenBack(NamedTuple):
     heard: float
     now: float
-    """Redis' clock; infinity accepts only later readings."""
+    """Redis' clock in Unix µs; infinity accepts only later readings."""
 
     def is_followed_by(self, sent: float, now: int) -> bool:
         return sent >= self.heard or now >= self.now
@@ -136,7 +136,7 @@ class DenyCache:
             self._drop_oldest()
 
     def forget(self, keys: Iterable[str], now: int, sent: float, heard: float) -> None:
-        """Refunded at ``now``, Redis' clock in Unix µs."""
+        """Forget refusals of buckets that were refunded at ``now``, Redis' clock in Unix µs."""
         with self._lock:
             for key in keys:
                 last = self._given_back.get(key)
@@ -156,7 +156,7 @@ def _holds(charge: Charge, states: Sequence[State]) -> bool:
 
 
 MAX_BANS = 10_000
-"""The oldest go first."""
+"""Maximum of entries; the oldest are dropped first."""
 
 
 class KnownBans:
@@ -164,7 +164,7 @@ class KnownBans:
 
     def __init__(self) -> None:
         self.ends: dict[str, tuple[float, int]] = {}
-        """End, and Redis' clock (Unix µs) then."""
+        """End of each ban, and Redis' clock (Unix µs) when it was read."""
         self._next_end = math.inf
         self._lock = RLock()
 
@@ -178,7 +178,7 @@ class KnownBans:
                 self.forget([charge.key], reading.now)
 
     def forget(self, keys: Iterable[str], now: int) -> None:
-        """Lifted before ``now``, Redis' clock in Unix µs."""
+        """Forget bans that were lifted before ``now``, Redis' clock in Unix µs."""
         for key in keys:
             known = self.ends.get(key)
             # Otherwise the reading is older.

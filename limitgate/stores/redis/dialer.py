@@ -85,7 +85,7 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Not in a URL, or set by LimitGate."""
+"""Options that can't be in a URL, or that LimitGate sets."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
@@ -95,7 +95,7 @@ class NoMasterError(RedisConnectionError): ...
 class Dialer:
     """Opens and inspects connections. Raises `ConfigError`.
 
-    ``pool_class`` is redis-py's. ``socket_timeout`` is None on asyncio, where a `ListeningClock` measures.
+    ``pool_class`` is a class of redis-py. ``socket_timeout`` is None on asyncio, where a `ListeningClock` measures time.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Dialer:
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
-        """``clock`` is the event loop's."""
+        """`dial` on asyncio. ``clock`` is that of the event loop."""
         _check_not_frozen()
         try:
             connection = await self._adial(clock, address)
@@ -307,7 +307,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """This Sentinel is asked first from now on."""
+        """Return the master in a Sentinel's reply. From now on, this Sentinel is asked first."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -330,7 +330,6 @@ class Dialer:
 
 
 def _check_not_frozen() -> None:
-    """Raise before anything is asked."""
     if switch.stand_in is not None:
         raise RedisConnectionError("Redis is not used while limitgate.testing.frozen() is open")
 
@@ -424,7 +423,7 @@ async def _asaid(connection: Any, command: Sequence[Any]) -> object:
 
 
 class Spare:
-    """A file descriptor for when none is free. Thread-safe."""
+    """A reserved file descriptor, for times when none is free. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []
@@ -436,7 +435,7 @@ class Spare:
                 self._descriptors.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def release(self) -> bool:
-        """False without one."""
+        """Free the descriptor. Return False if there is none."""
         try:
             os.close(self._descriptors.pop())
         except IndexError:
@@ -451,9 +450,9 @@ Addresses = Sequence[str]
 
 
 class Resolver:
-    """Resolves names for all event loops. A failed lookup uses the last result, a failed address is tried last.
+    """Resolves names for all event loops. After a failed lookup, the last result is used. A failed address is tried last.
 
-    One daemon thread serves each name: a slow name server would block the default executor's threads.
+    Each name has its own daemon thread, because a slow name server would block the threads of the default executor.
     """
 
     def __init__(self) -> None:
@@ -516,7 +515,6 @@ class Resolver:
             answer.set_exception(error)
 
     def _instead(self, host: str, error: Exception) -> Addresses:
-        """Return the last known addresses, or raise ``error``."""
         if host not in self._known:
             raise error
         return self._known[host]

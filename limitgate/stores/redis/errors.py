@@ -44,11 +44,11 @@ class CredentialsError(RedisConnectionError):
 
 
 class Hindrance(NamedTuple):
-    """Why retrying can't fix a server."""
+    """A reason why retrying can't help."""
 
     diagnosis: Diagnosis
     reason: str
-    """With the fix, without a password."""
+    """Reason and remedy, without a password."""
 
 
 _LOGIN, _COMMANDS, _WRITES = Diagnosis.LOGIN, Diagnosis.COMMANDS, Diagnosis.WRITES
@@ -73,13 +73,13 @@ _HINDRANCES = (
     ("MISCONF", _WRITES, "it cannot save its data to disk: fix that, or CONFIG SET stop-writes-on-bgsave-error no"),
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
-"""Parts of errors; redis-py removes their codes."""
+"""Diagnoses by parts of error texts, because redis-py removes the codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command(?! called from)[ '"`]*([a-z|]+)""", re.IGNORECASE)
-"""Valkey's "Unknown command called from script" does not say which."""
+"""Valkey's "Unknown command called from script" doesn't name the command."""
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""From proxies and hosted servers."""
+"""Texts of proxies and hosted servers."""
 _FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"
@@ -88,14 +88,15 @@ _EXPIRED, _OTHER_NAME = 10, (62, 64)
 
 
 _REPEATED = ", with args beginning with"
-"""Redis repeats the arguments after it."""
+"""Start of the arguments that Redis repeats in an error."""
 _MASK = "***"
 
 
 def without_secrets(error: Exception, user: str | None, password: str | None) -> Exception:
     """Remove a login from a connection error, its causes and tracebacks.
 
-    Servers and proxies repeat HELLO and AUTH. Unknown errors may hold server bytes, so they are replaced.
+    Servers and proxies may repeat HELLO and AUTH in errors. Unknown errors are replaced, because they may contain bytes
+    from the server.
     """
     seen: list[BaseException] = []
     each: BaseException | None = error
@@ -116,7 +117,7 @@ def without_secrets(error: Exception, user: str | None, password: str | None) ->
 
 
 def _masked(text: str, user: str | None, password: str | None) -> str:
-    """Mask secrets, except in known texts, which may contain the password as a word."""
+    """Mask secrets, except in known texts, in which the password may be an ordinary word."""
     kept = [re.escape(part) for part, _, _ in _HINDRANCES]
     secrets = [re.escape(password)] if password else []
     secrets += [rf"(?<!\w){re.escape(user)}(?!\w)"] if user and user != "default" else []

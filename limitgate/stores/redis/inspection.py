@@ -1,6 +1,6 @@
 """Inspects servers on each connection: missing rights, eviction, replaced data.
 
-It never fails a connection. It logs failures that retrying can't fix, such as a TLS mismatch.
+An inspection never fails a connection. It logs problems that retrying can't fix, such as a TLS mismatch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Report(NamedTuple):
     rights: Sequence[str]
     """Missing rights, as in ACL SETUSER."""
     evicts: str
-    """Policy that can drop buckets, or empty."""
+    """Eviction policy that can drop buckets; empty if it can't."""
     data: Data | None
     """None for a replica."""
     unknown: Sequence[str] = ()
@@ -105,7 +105,7 @@ class Inspection:
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """Monotonic time of the last one."""
+        """Monotonic time of the last log line."""
         self._masters: set[str] = set()
 
     def expect(self, prefix: str) -> None:
@@ -117,13 +117,13 @@ class Inspection:
         return "EVAL", INSPECT, "0", *self._prefixes
 
     def failed(self, server: str, error: Exception) -> None:
-        """Once until a connection succeeds, if retrying can't help."""
+        """Log an error if retrying can't help, once until a connection succeeds."""
         hindrance = hindrance_of(error)
         if hindrance is not None:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log why retrying can't help. Ignore former masters: the next connection finds the new one."""
+        """Log an error if retrying can't help, except of a former master, because the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -203,7 +203,7 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """Some servers request a certificate only after the first command."""
+        """`look` again, because some servers request a certificate only after the first command."""
         if self._uses_tls:
             self.look(server, connection, error)
 
@@ -232,20 +232,18 @@ def _holds(look: Callable[[Address], bool], address: Address) -> bool:
 
 
 def _answers_plainly(address: Address) -> bool:
-    """True if the server answers without TLS."""
     with socket.create_connection(address, _TIMEOUT) as plain:
         plain.sendall(b"PING\r\n")
         return plain.recv(1) in (b"+", b"-")
 
 
 def _shakes_hands(address: Address) -> bool:
-    """True if a TLS handshake succeeds with any certificate."""
     with _spoken_to(address):
         return True
 
 
 def _wants_certificate(address: Address) -> bool:
-    """TLS 1.3 closes after the handshake without a client certificate."""
+    """True if the server wants a client certificate. TLS 1.3 closes the connection after the handshake without one."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)

@@ -1,14 +1,14 @@
 """Leases: a process charges a bucket in advance and admits requests locally.
 
-A lease is used in Redis at once, and useless after it has drained there. So it keeps two debts per window, as Redis would have
-them without other clients:
+Redis counts a lease as used at once, and a lease is useless after it has drained there. So a lease has two debts per
+window, as Redis would have them without other clients:
 
 ahead   with the whole lease, drained since
 held    with the local requests, charged when they came
 
-Their difference is usable. It shrinks after ``held`` is paid off, so leases never admit more (proof in docs/architecture.md). A
-lease ends after `LONGEST` seconds or when used up; the rest is returned, except what drains in `LONGEST` seconds, on which
-later leases rely.
+The difference is usable. It shrinks after ``held`` has drained, so leases never admit more than the limit (proof in
+docs/architecture.md). A lease ends after `LONGEST` seconds or when used up. The rest is returned, except the part that
+drains in `LONGEST` seconds, on which later leases rely.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from limitgate.stores.redis.deny_cache import SKEW
 LONGEST = 1.0
 """Seconds."""
 MAX_BUCKETS = 1_000
-"""All may have to be returned at once."""
+"""Maximum of buckets, because all leases may have to be returned at once."""
 
 
 class _Held:
@@ -35,7 +35,7 @@ class _Held:
         self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
-        """Ticks per window, with local requests."""
+        """Debts in ticks per window, including local requests."""
         self.began = self.as_of = now
         """Redis' clock, Unix µs."""
         self.sent = sent
@@ -53,7 +53,7 @@ class _Held:
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
-        """Return the lease, except the spare part, and lease up to ``most`` again."""
+        """Return an adjustment that returns the lease, except a spare part, and leases up to ``most`` again."""
         bucket = zip(self.ahead, self.debts, self.bucket.counts)
         back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
         return Adjustment(most, self.as_of, back, [0] * len(back))
@@ -98,7 +98,7 @@ class Leases:
             return reading._replace(source="lease")
 
     def extend(self, plan: Plan, at: float) -> Plan:
-        """Add new leases to a plan, for the current ones."""
+        """Add new leases to a plan, in place of the current ones."""
         if plan.verb == "spend":
             for charge in plan.charges:
                 if charge.bucket.lease:
@@ -139,7 +139,7 @@ class Leases:
                         self._held[charge.key] = _Held(bucket, ahead, after, reading.now, sent)
 
     def forget(self, plan: AnyPlan) -> None:
-        """Leases of an unanswered plan drain."""
+        """Forget the leases of an unanswered plan, which drain."""
         for charge in plan.charges:
             if charge.adjustment and charge.adjustment.most:
                 self.pending.discard(charge.key)

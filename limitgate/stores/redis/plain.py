@@ -1,4 +1,4 @@
-"""Encodes plain plans: a script per plan shape, and a reply of one string of numbers.
+"""Encodes plain plans: one script per shape of plans, and a reply that is one string of numbers.
 
 See plain.lua and refund.lua in limitgate/lua.
 """
@@ -29,13 +29,13 @@ from limitgate.limits.template import (
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
 ]
-"""Read at import: no request opens a file."""
+"""Read at import, so that no request opens a file."""
 _PIECES = plain_pieces()
 # Redis' clock, and whether it is out of memory.
 _HEAD = struct.Struct("<2q")
 _HEAD_SIZE = _HEAD.size
 NOT_CARRIED_OUT, ADMITTED = -1, 1
-"""Unexpected buckets; all charges fitted."""
+"""Results of a plan: unexpected buckets, or all charges fitted."""
 
 
 _T = TypeVar("_T", PlanTemplate, RefundTemplate)
@@ -43,7 +43,7 @@ _Encoded = TypeVar("_Encoded")
 
 
 def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
-    """Keep the result in the template. A cache by template would keep the templates of replaced rules."""
+    """Keep the result in the template, because a cache by template would keep the templates of replaced rules alive."""
 
     def encoded(template: _T) -> _Encoded:
         found: _Encoded | None = template.encodings.get(encoded)
@@ -57,7 +57,7 @@ def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
 class Script(NamedTuple):
     text: str
     sha: str
-    """Redis' name of the script."""
+    """SHA-1 of the script, its name in Redis."""
 
     @classmethod
     def of(cls, text: str) -> Script:
@@ -89,7 +89,7 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Sends each template once. ``words`` are from `words_of`."""
+    """Pack a command, with each template once. ``words`` are from `words_of`."""
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
     if len(plans) > 1:
@@ -178,7 +178,6 @@ def given(plans):
 
 @cache
 def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
-    """Packs time and graces of each refund."""
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
     source = _GIVEN.format(
         was=" ".join([f"was_{each.kept}".replace("{n}", str(n)) for n, each in enumerate(windows)]),
@@ -189,13 +188,13 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
-"""Server clock in Unix µs, lack of memory, results per plan: `ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 for a refusal. None if
-all are `ADMITTED`.
+"""Server clock in Unix µs, True without memory, and results per plan, None if all are `ADMITTED`. Otherwise a result is
+`ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 for a refusal.
 """
 
 
 def answers(shape: ScriptVariant, plans: Sequence[PlainSpend | PlainRefund], reply: object) -> PlainAnswers:
-    """Decode into the plans. Raises `StoreError`."""
+    """Decode a reply into the plans. Raises `StoreError`."""
     layout, note = _layout(shape)
     if type(reply) is not bytes or len(reply) != _HEAD_SIZE + len(plans) * layout.size:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")
@@ -223,7 +222,6 @@ def note(plans, each, now):
 
 @cache
 def _layout(shape: ScriptVariant) -> tuple[struct.Struct, _Note]:
-    """A plan's `struct`, and a function that stores replies; True if all are `ADMITTED`."""
     if shape.gives_back:
         return struct.Struct("<q"), _note_refunds
     windows = [straight_of(bucket.algorithm) for bucket in shape.buckets for _ in range(bucket.windows)]
@@ -253,7 +251,6 @@ def _expanded(
     pieces: Mapping[str, Sequence[str]],
     block: Sequence[str],
 ) -> Iterator[str]:
-    """``--window`` lines are repeated per window."""
     for line in chain.from_iterable([pieces.get(line, (line,)) for line in block]):
         filled = _filled(line, names)
         if filled.endswith("--window"):
@@ -263,7 +260,6 @@ def _expanded(
 
 
 def _script(shape: ScriptVariant) -> str:
-    """Expand plain.lua or refund.lua."""
     first, reported = 1, 2
     buckets: dict[str, list[_Expand]] = {"--bucket": [], "--ban": []}
     for place, (algorithm, windows, enforced) in enumerate(shape.buckets):

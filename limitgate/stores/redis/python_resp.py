@@ -1,4 +1,4 @@
-"""Replaces the used part of hiredis. No I/O."""
+"""Replaces the parts of hiredis that LimitGate uses. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields for more bytes."""
+"""Yields when it needs more bytes."""
 
 
 class ProtocolError(Exception):
@@ -26,7 +26,7 @@ class ProtocolError(Exception):
 
 
 class PushNotification(list[Any]):
-    """A message that answers no command."""
+    """A message that isn't the reply to a command."""
 
 
 def pack_command(words: Iterable[str | bytes | int]) -> bytes:

@@ -21,7 +21,7 @@ _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Return the options of connections after ``made``. Certificates must match host names; redis-py checks only since 6.0."""
+    """Return ``options`` for later connections. Certificates must match host names, which redis-py checks only since 6.0."""
     shared = dict(options)
     # Since redis-py 7.2; otherwise each connection reads a version from disk.
     if hasattr(made, "driver_info"):
@@ -34,7 +34,7 @@ def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
 
 
 def is_answer(error: BaseException) -> bool:
-    """A server's reply, so the connection stays usable."""
+    """True if an error is a server's reply, so that the connection stays usable."""
     if isinstance(error, RedisConnectionError):
         return type(error) is not RedisConnectionError
     return isinstance(error, Exception) and not isinstance(error, InvalidResponse | RedisTimeoutError | OSError)
@@ -50,13 +50,13 @@ def _at(arguments: Mapping[str, Any], host: str, address: str) -> dict[str, Any]
 
 
 def socket_of(connection: Any) -> socket.socket:
-    """The connection still owns it."""
+    """Return the socket, which the connection still owns."""
     sock: socket.socket = connection._sock  # noqa: SLF001
     return sock
 
 
 def take_writer(connection: Any) -> asyncio.StreamWriter:
-    """The writer closes when freed."""
+    """Take over the writer, which closes when it is freed."""
     writer: asyncio.StreamWriter = connection._writer  # noqa: SLF001
     connection._reader = connection._writer = None  # noqa: SLF001
     return writer

@@ -1,4 +1,4 @@
-"""Shared by both Redis stores: states of store and server, which interpret replies."""
+"""State of stores and servers, which interprets replies. For both Redis stores."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from limitgate.stores.redis.url import Address, server_name
 from limitgate.stores.redis.wire import Kept, kept
 
 APART = 2.0
-"""Seconds of an unreported clock jump."""
+"""Clock jumps up to this many seconds aren't reported."""
 DRIFT = 0.001
-"""Rate difference, for slewing."""
+"""Tolerated difference of clock rates, because of slewing."""
 
 
 class ServerClock:
@@ -75,9 +75,9 @@ class RedisStoreBase:
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
     closings = 0
-    """A change stops background work."""
+    """Number of closings. A change stops background work."""
     not_given_back = 0
-    """Charges on cluster nodes without a refund; they drain."""
+    """Charges on cluster nodes whose refund failed. They drain."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
         self.deny_cache = DenyCache() if local_refusals else None
@@ -89,7 +89,7 @@ class RedisStoreBase:
         self._stepped = Once(Diagnosis.CLOCK_STEPPED)
         self._leapt = Once(Diagnosis.CLOCK_LEAPT)
         self.listen_deadline: float = math.inf
-        """Of the latest request."""
+        """Deadline of the latest request."""
         self._clock = clock
         reset_in_children(self)
 
@@ -243,13 +243,13 @@ class RedisStoreBase:
     def end_leases_in_time(self) -> None: ...
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """Remember refusals from buckets read after ``since``, for plans refused by another node."""
+        """Remember refusals by buckets that were read after ``since``, although another node refused the plan."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count a call; without a waiting caller it is a timeout."""
+        """Count a call. Without a waiting caller, it counts as a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
@@ -283,7 +283,7 @@ Answer = list[Outcome] | Kept | StoreError | Redirection
 
 
 def blames_server(failure: StoreError) -> bool:
-    """Neither this process nor a lack of memory is the cause."""
+    """True unless this process or a lack of memory is the cause."""
     return failure.fault not in ("oom", "overload") and not isinstance(failure, OwnError)
 
 

@@ -1,12 +1,12 @@
 """The protocol state of one connection, without I/O: calls become bytes, received bytes become events.
 
-* Replies arrive in call order. Of two replies with ASKING, the second counts. Push messages are ignored.
-* After NOSCRIPT a call is resent with the script's text, after the calls in flight.
-* Invalid RESP and unexpected bytes end the connection.
-* If nothing has arrived since a call was sent, and its connection is lost, it is resent once on another one. At worst it is
-  charged twice, which only admits too little. Refunds are never resent.
-* Networks drop idle connections silently. If one is silent beyond `silence_allowed`, a second one is opened, and takes over the
-  calls if it opens first. A refund on an idle connection first waits for an empty call's answer.
+* Replies arrive in the order of calls. A call with ASKING has two replies, of which the second counts. Push messages are
+ignored. * After NOSCRIPT a call is resent with the script's text, after the calls in flight. * Invalid RESP and unexpected
+bytes end the connection. * If a connection is lost and nothing has arrived since a call was sent, the call is resent once
+on another connection. At worst it is charged twice, so too few requests pass, never too many. Refunds are never resent. *
+Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second one is opened. It
+takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to an
+empty call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
-"""A connection may be dropped after these idle seconds."""
+"""Idle seconds after which a connection may have been dropped."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
-"""Shares of the timeout for an idle connection, first and after wrong doubts. The rest suffices to retry."""
+"""Shares of the timeout until an idle connection is doubted, at first and after wrong doubts. The rest is enough to retry."""
 LONGEST_DOUBT = 0.25
 """Seconds."""
 
@@ -49,7 +49,7 @@ class Redirected(NamedTuple, Generic[Call]):
 
 
 class Resend(NamedTuple, Generic[Call]):
-    """Redis lacks the script: `Session.send` again, with its text."""
+    """Redis lacks the script. Call `Session.send` again, which sends the text."""
 
     call: Call
 
@@ -59,7 +59,7 @@ class FellSilentError(ConnectionResetError):
 
 
 class MustClose(NamedTuple):
-    """`Session.flying` gets no reply."""
+    """The connection must close. Calls in `Session.flying` get no reply."""
 
     error: Exception
 
@@ -95,18 +95,18 @@ class Session(Generic[Call]):
         self.flying: deque[Call] = deque()
         """The oldest first."""
         self.is_settling: bool = False
-        """The script's text is in flight; no call may overtake it."""
+        """True while the script's text is in flight, which no call may overtake."""
         self.has_more: bool = False
         self.asked_at: float = 0.0
         """When the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True
-        """Silent since the first call in flight."""
+        """True if nothing has arrived since the first call in flight."""
         self._end: MustClose | None = None
         self._reader = Reader(notEnoughData=_NO_REPLY, replyError=error_of)
 
     def send(self, call: Call) -> bytes:
-        """Pack a call, in flight from now on. Raises one of `wire.UNSENDABLE` without effect."""
+        """Pack a call, which is in flight from now on. Raises one of `wire.UNSENDABLE` without effect."""
         packed = call.packed()
         if not self.flying:
             self._is_unheard = True
@@ -175,7 +175,7 @@ class Session(Generic[Call]):
 
     @property
     def is_doubtful(self) -> bool:
-        """Idle before the calls in flight, and silent since."""
+        """True if the connection was idle before the calls in flight, and silent since."""
         return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
 
     def replaced(self) -> None:

@@ -47,20 +47,20 @@ _WITHOUT_EFFECT = {
     "socket_type": "Redis has connections of one type",
     "timeout": _TIMEOUT,
 }
-"""And why."""
+"""Options without effect, and why."""
 
 Address = tuple[str, int]
 
 
 class StoreUrl(NamedTuple):
     url: str
-    """Of a single server."""
+    """URL of a single server."""
     nodes: tuple[Address, ...] = ()
     sentinels: tuple[Address, ...] = ()
     master: str = ""
     """Name in Sentinel."""
     login: tuple[str | None, str | None] = None, None
-    """For Sentinels."""
+    """Login for Sentinels."""
 
 
 def parse_address(host: Any, port: Any) -> Address:
@@ -91,7 +91,7 @@ def scheme_of(url: str) -> str:
 
 
 def check_readable(url: str) -> None:
-    """Raises `ConfigError` without text of the URL."""
+    """Raise a `ConfigError` for an unreadable URL. It doesn't show the URL."""
     try:
         urlsplit(url).port  # noqa: B018 - raises ValueError
     except ValueError:
@@ -150,7 +150,7 @@ def _read_single(scheme: str, url: str) -> StoreUrl:
 
 
 def _check_server(server: str) -> None:
-    """Host and port may be part of a password."""
+    """Check host and port. Errors don't show them, because they may be part of a password."""
     if not server or server.startswith(":"):
         raise ConfigError(f"store: no host, {_SINGLE_EXPECTED}")
     if _UNEXPANDED.search(server):

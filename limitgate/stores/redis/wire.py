@@ -76,7 +76,7 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
 
 
 _OF_COMMAND = re.compile(r"@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
-"""Redis 6.2 puts the error of a script's command into one of its own."""
+"""Redis 6.2 wraps the error of a command in a script."""
 
 
 def error_of(text: str) -> RedisError:
@@ -100,7 +100,7 @@ UNSENDABLE = (ValueError, struct.error)
 """Invalid Unicode in a key, or too many buckets."""
 
 NO_PLAN: Final = Plan.peek(())
-"""For configuration calls."""
+"""Stands for the plan in configuration calls."""
 
 _ASKING: Final = pack_command(("ASKING",))
 _STORED = re.compile(rb"(\d{1,15}) (.*)", re.DOTALL)
@@ -121,7 +121,7 @@ class Answers(NamedTuple):
     unreadable: int
     clock_steps: int
     unwritten: bool
-    """Out of memory: nothing was charged."""
+    """True if Redis was out of memory and charged nothing."""
 
 
 class Call:
@@ -133,22 +133,22 @@ class Call:
         self.config = config
         self.plans: Sequence[AnyPlan] = plans
         self.requested: Sequence[AnyPlan] = plans
-        """`requested`: without leases."""
+        """Plans without leases."""
         self.shape: ScriptVariant | None = shape
         self.sent: float = 0.0
         """Monotonic."""
         self.in_full: bool = False
-        """Send the text, because Redis did not know its hash."""
+        """True to send the script's text, because Redis didn't know its hash."""
         self.asking: bool = False
-        """The node is importing the slot (ASK in the Redis Cluster specification)."""
+        """True if the node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops: int = 0
         self.is_repeated: bool = False
         self.is_granted: bool = False
-        """No reply to ASKING is due."""
+        """True if no reply to ASKING is due."""
 
     @property
     def first(self) -> AnyPlan | KeptRequest:
-        """Its key identifies the cluster node."""
+        """The plan or request whose key identifies the cluster node."""
         return self.plans[0] if self.config is None else self.config
 
     @property
@@ -157,11 +157,11 @@ class Call:
 
     @property
     def gives_back(self) -> bool:
-        """True if a part must not be resent, see `repeated`."""
+        """True if parts must not be resent, see `repeated`."""
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
-        """Continue a call that was split. Without ASKING: an importing node would create a bucket."""
+        """Continue a call that was split. Doesn't send ASKING, because an importing node would create a bucket."""
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
@@ -184,7 +184,10 @@ class Call:
 
 
 def arguments(plans: Sequence[AnyPlan]) -> list[str | bytes]:
-    """Number of keys, keys, distinct charges: no integers, as hiredis crashes if a signal handler raises meanwhile."""
+    """Return the number of keys, the keys, and distinct charges.
+
+    There are no integers, because hiredis crashes if a signal handler raises while it packs them.
+    """
     keys: list[str | bytes] = [""]
     distinct: dict[bytes, int] = {}
     which = []
@@ -245,7 +248,7 @@ def _packed_charges(plan: Plan) -> Sequence[bytes]:
 
 
 def config_arguments(request: ConfigRequest) -> list[str | bytes]:
-    """One key, then the text, its version, and milliseconds to live."""
+    """Return one key, then the text, its version, and milliseconds to live."""
     key, text, version, lasts = request
     if text is None:
         return ["1", key]
@@ -261,7 +264,7 @@ def _kept_arguments(request: KeptRequest) -> tuple[Script, list[str | bytes]]:
 
 
 def fleet_arguments(request: FleetRequest) -> list[str | bytes]:
-    """Keys, then a written snapshot."""
+    """Return the keys, then the snapshot to write."""
     key, member, snapshot, seconds, renews = request
     if member is None:
         return ["1", key]
@@ -327,7 +330,6 @@ def _facts(plan: AnyPlan) -> int:
 
 
 def _note(plan: PlainSpend, reply: Sequence[int], at: int) -> bool:
-    """False if the plan needs a full reading."""
     template = plan.template
     states: list[State] = []
     for bucket, *_ in template.buckets:
@@ -352,7 +354,6 @@ def _has_slot_already(plan: PlainSpend, states: Sequence[State]) -> bool:
 
 
 def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[int, int]]:
-    """Decode the remaining µs of bans by plan and charge."""
     places = [(number, place) for number, plan in enumerate(plans) for place in range(len(plan.charges))]
     bans: dict[int, dict[int, int]] = {}
     try:
@@ -366,7 +367,6 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 @lru_cache(maxsize=4096)
 def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
-    """``how``: verb, enforced, last of its plan."""
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):

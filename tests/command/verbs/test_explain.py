@@ -539,7 +539,7 @@ def test_a_key_that_an_access_log_lacks_is_told(tmp_path: Path, monkeypatch: pyt
     made = KEY.write(1_790_000_000_000_000, "mine paid", f"limitgate:mine:{'0f' * 16}").decode()
     (tmp_path / "log").write_text(LINE.format(client="203.0.113.7", method="GET", path="/"))
     text = run("--id", made, "--rules", f"{__name__}:RULES", "--log", str(tmp_path / "log")).stdout
-    assert "rule mine counts by caller, which an access log does not have" in text
+    assert "rule mine counts by caller, which only a JSON access log with headers has" in text
 
 
 def test_a_rule_by_route_needs_the_application_for_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from limitgate.stores.base import Room
 from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""Plan, deadline in seconds of silence (see `Batcher`), future, timeout in seconds."""
+"""Plan, deadline in seconds of silence (see `Batcher`), future, and timeout in seconds."""
 
 
 class Batch(wire.Call):
@@ -45,7 +45,7 @@ class Batch(wire.Call):
 
     @property
     def due(self) -> float:
-        """`ListeningClock` time of its first deadline, or before."""
+        """Return a `ListeningClock` time, at the latest that of the first deadline."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
@@ -71,7 +71,7 @@ class Batch(wire.Call):
             self.since, self.silence = other.since, other.silence
 
     def repeated(self) -> Batch:
-        """Those with a waiting caller, except refunds."""
+        """Return the requests with a waiting caller, without refunds."""
         left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
         again = Batch(left, self.shape)
         again.follow(self)
@@ -89,7 +89,7 @@ class Batch(wire.Call):
 
 
 class RequestQueue:
-    """Requests in order of arrival; plain plans of one shape form batches."""
+    """Requests in order of arrival. Successive plain plans of the same shape form a batch."""
 
     __slots__ = ("_entries", "_most", "_open", "_room", "size")
 
@@ -98,7 +98,7 @@ class RequestQueue:
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
-        """For expensive plans."""
+        """Room for expensive plans."""
         self.size: int = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -141,7 +141,7 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """If the first entry is a plain batch."""
+        """Return the first entry if it is a plain batch."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None

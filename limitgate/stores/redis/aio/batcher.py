@@ -39,7 +39,7 @@ MAX_QUEUED = 50_000
 SILENCE = 1.0
 """Seconds until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds, after a lack of descriptors or memory."""
+"""Seconds to wait after a lack of descriptors or memory."""
 
 
 class ClusterOfNode(Protocol):
@@ -57,8 +57,8 @@ class ClusterOfNode(Protocol):
 class Batcher:
     """Sends one event loop's plans to one server.
 
-    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. Connection attempts outlast requests.
-    Tasks and timers refer to the batcher weakly, so an unused one is freed.
+    ``dial`` opens a redis-py connection. A node of a ``cluster`` has an ``address``. A connection attempt may last longer
+    than its request. Tasks and timers refer to the batcher weakly, so an unused one is freed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batcher:
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """Until `_flush`."""
+        """True until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: dict[AsyncConnection, None] = {}
         self._connecting: asyncio.Task[None] | None = None
@@ -109,7 +109,11 @@ class Batcher:
         timeout: float,
         checks: bool = True,  # noqa: FBT001, FBT002 - a keyword is slower
     ) -> asyncio.Future[Reading]:
-        """Raises `StoreError` for a full queue or, with ``checks``, an open breaker; the future after ``timeout``."""
+        """Send a plan.
+
+        Raises `StoreError` for a full queue or, with ``checks``, for an open breaker. The future raises it after
+        ``timeout``.
+        """
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
             self._server.breaker.check(self._time)
@@ -128,7 +132,7 @@ class Batcher:
         return waiting
 
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` without checks, first in the queue."""
+        """`spend` without checks, at the head of the queue."""
         self._gather(plan)
         waiting = self._loop.create_future()
         self._queue_first([(plan, self._silence.seconds + timeout, waiting, timeout)])
@@ -146,7 +150,7 @@ class Batcher:
         self._is_gathering = breaker.state == "closed"
 
     def config(self, request: wire.KeptRequest, timeout: float) -> asyncio.Future[wire.Kept]:
-        """Overtakes queued plans. The future raises `StoreError` after ``timeout``."""
+        """Send a request before queued plans. The future raises `StoreError` after ``timeout``."""
         stored: asyncio.Future[wire.Kept] = self._loop.create_future()
         batch = Batch([(wire.NO_PLAN, self._silence.seconds + timeout, stored, timeout)], config=request)
         batch.silence, batch.since = self._silence.seconds, self._clock.now()
@@ -180,13 +184,13 @@ class Batcher:
         await asyncio.sleep(0)
 
     def abandon(self) -> None:
-        """The event loop has closed."""
+        """Fail the calls of an event loop that has closed."""
         for connection in self._connections:
             for batch in connection.session.flying:
                 self._replies.unanswered(batch)
 
     def adopt(self, batch: Batch) -> None:
-        """Another node's batch precedes the queue."""
+        """Take over another node's batch, at the head of the queue."""
         try:
             self._server.breaker.check(self._time)
         except StoreError as error:
@@ -277,7 +281,7 @@ class Batcher:
             self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
-        """Refunds wait until an idle connection answers."""
+        """True if refunds wait until an idle connection answers."""
         session = connection.session
         if session.lies_idle(monotonic()):
             _, due, _, timeout = batch.requests[0]
@@ -291,7 +295,7 @@ class Batcher:
         return True
 
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None:
-        """After a server error later batches use another connection."""
+        """Handle an answer. After a server error, later batches use another connection."""
         self._silence.break_()
         batch = event.call
         if isinstance(event, Resend):
@@ -389,12 +393,12 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """The running task stops connecting."""
+        """Note that the running task no longer connects."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
     def opened(self, opened: Any, seconds: float) -> None:
-        """Use a connection, or handle its error after ``seconds``."""
+        """Use a new connection, or handle the error. The attempt took ``seconds``."""
         self.is_through()
         connection = opened if isinstance(opened, Exception) else _driven(opened, self, self._clock)
         if isinstance(connection, Exception):
@@ -427,7 +431,7 @@ class Batcher:
         self._flush()
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """Return False if the connection is no longer in use."""
+        """False if the connection is no longer in use."""
         if connection is not self._connection or connection.is_closing():
             return False
         self._renewed = connection
@@ -563,7 +567,7 @@ class Batcher:
             self._replies.unanswered(batch)
 
     def _failed(self, error: StoreError) -> None:
-        """An open breaker fails waiting requests and probes."""
+        """Note an error. If the breaker opens, fail waiting requests and probe."""
         if self._server.breaker.failed(error, self._time()):
             self._fail_unsent(error)
             self._probe_later()
@@ -615,7 +619,6 @@ async def _connect(batcher: ref[Batcher], dial: Callable[[], Awaitable[Any]], cl
 
 
 def _driven(connection: Any, owner: Batcher, clock: ListeningClock) -> AsyncConnection | StoreError:
-    """On failure, close it and return the error."""
     try:
         return AsyncConnection(connection, owner, clock)
     except Exception as error:  # noqa: BLE001 - reported to the waiting requests

@@ -59,7 +59,7 @@ class AsyncCluster:
         self._giving_back: set[asyncio.Future[Reading]] = set()
         self._crowds: dict[tuple[str, ...], _Crowd] = {}
         self._failed_parts: WeakSet[asyncio.Future[Reading]] = WeakSet()
-        """Their late charges are refunded."""
+        """Failed parts. Their late charges are refunded."""
         self._closed = False
 
     def spend(self, plan: AnyPlan, timeout: float) -> asyncio.Future[Reading]:
@@ -84,14 +84,14 @@ class AsyncCluster:
         self.troubled()
 
     def ask(self, part: Part, timeout: float) -> asyncio.Future[Reading]:
-        """Ignores the node's breaker."""
+        """Send a part, even if the node's breaker is open."""
         return self._node(part).spend(part.plan, timeout, checks=False)
 
     def told_already(self, plan: Plan, parts: Sequence[Part]) -> Outcome | None:
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """A late charge will be refunded."""
+        """Note a failed part. A late charge will be refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
@@ -100,7 +100,7 @@ class AsyncCluster:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Refund a plan refused elsewhere, sent at ``since``. Return refunds in flight."""
+        """Refund the parts of a plan that another node refused. The plan was sent at ``since``. Return refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
@@ -234,7 +234,7 @@ class _Crowd:
         plan.begin(self._over)
 
     def _over(self) -> None:
-        """Start the next plans without a known outcome."""
+        """Start the next plans whose outcome is unknown."""
         self.under_way -= 1
         self._silence.break_()
         while self._waiting and self.under_way < ABREAST:

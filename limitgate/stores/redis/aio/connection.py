@@ -1,6 +1,6 @@
 """One pipelined connection to Redis on asyncio.
 
-The transport feeds a `Session`: streams need a task and several wake-ups per reply.
+The transport feeds a `Session` directly, because streams need a task and several wake-ups per reply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Owner(Protocol):
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None: ...
 
     def lost(self, connection: AsyncConnection) -> None:
-        """``session.flying`` gets no reply."""
+        """Handle a lost connection. Calls in ``session.flying`` get no reply."""
 
     def renew(self, connection: AsyncConnection) -> bool:
         """False if no longer in use."""
@@ -37,7 +37,7 @@ class AsyncConnection(asyncio.Protocol):
         self.session.asked_at = monotonic()
         self.given_up: bool = False
         self.silent_since: float = 0.0
-        """Valid with calls in flight."""
+        """Valid while calls are in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -47,7 +47,7 @@ class AsyncConnection(asyncio.Protocol):
         self.is_closing: Callable[[], bool] = self._transport.is_closing
 
     def send(self, batch: Batch) -> None:
-        """Queue for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
+        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
@@ -73,7 +73,7 @@ class AsyncConnection(asyncio.Protocol):
             self.give_up()
 
     def has_news(self) -> bool:
-        """The kernel has unread data."""
+        """True if the kernel has unread data."""
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:

@@ -1,7 +1,7 @@
 """Listening time of an event loop, which measures a server's silence.
 
-A blocked or suspended loop receives no replies, so that time must not count. A `ListeningClock` ticks every `GRAIN` seconds,
-counts little of a late tick, and advances after the loop has polled its sockets.
+A blocked or suspended loop receives no replies, so that time must not count. A `ListeningClock` ticks every `GRAIN`
+seconds, and advances after the loop has polled its sockets. Of a late tick it counts only a small part.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ GRAIN, SHORTEST = 0.01, 0.004
 LONGEST = 0.05
 """Seconds that a tick counts. The loop polls its sockets between ticks."""
 LATE = 0.002
-"""A tick this late (seconds) means that the loop was away; GIL waits take 5 ms."""
+"""If a tick is late by this many seconds, the loop was away. Waits for the GIL take 5 ms."""
 ASLEEP = 1.0
-"""Seconds without a tick: the process was suspended."""
+"""After this many seconds without a tick, the process was suspended."""
 AWAY = 0.1
-"""Share of a timeout, up to `GRAIN`, if the loop was away while connecting."""
+"""Share of a timeout, up to `GRAIN`, that a late tick counts while connecting."""
 
 
 class Listener(Protocol):
@@ -42,9 +42,9 @@ class ListeningClock:
         self.seconds: float = 0.0
         self._passed = 0.0
         self.was_away: bool = False
-        """Before one of the latest two ticks."""
+        """True if the loop was away before one of the latest two ticks."""
         self.sleeps: int = 0
-        """Times that the loop or process stood still."""
+        """Number of times that the loop or process stood still."""
         self._run: object = None
         self._was_late = False
         self._looked = self._pause = 0.0
@@ -88,7 +88,7 @@ class ListeningClock:
         call_later(self._loop, pause, self._look)
 
     def _look(self) -> None:
-        """Time counts after sockets were read: asyncio and uvloop do so before the iteration after next."""
+        """Count time after sockets were read, which asyncio and uvloop do before the iteration after next."""
         now = self._time()
         is_late = now - self._looked > self._pause + LATE
         self.was_away, self._was_late = is_late or self._was_late, is_late
@@ -116,12 +116,12 @@ class ListeningClock:
 
 
 def _run() -> object:
-    """Each run installs new asyncgen hooks."""
+    """Identify a run of the loop: each run installs new asyncgen hooks."""
     return sys.get_asyncgen_hooks().firstiter
 
 
 class Silence:
-    """Listening without an owed answer. Stops without callers."""
+    """Time listened without an answer that is due. Stops if no caller waits."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -140,7 +140,10 @@ class Silence:
         self._was_broken = True
 
     def go_on(self, *, connecting: float = math.inf) -> bool:
-        """False if no time was silence. ``connecting`` is an attempt's timeout; late ticks then count little."""
+        """Return False if there was no silence.
+
+        ``connecting`` is the timeout of a connection attempt, in which late ticks count little.
+        """
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)
         if connecting < math.inf:

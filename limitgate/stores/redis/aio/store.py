@@ -191,7 +191,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             await state.end()
 
     def give_back_leases(self) -> None:
-        """May be called in any thread."""
+        """Return leases. May be called in any thread."""
         for loop, state in list(self._loops.items()) if self.leases else ():
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(state.give_back, 0)
@@ -202,7 +202,6 @@ class AsyncRedisStore(RedisStoreBase, Remade):
             state.end_leases_in_time()
 
     async def _open(self) -> _LoopState:
-        """Drops the state of closed loops."""
         state = _LoopState(self._reach(ListeningClock()), self.leases)
         # Event loops can run in several threads.
         with self._opening:

@@ -117,7 +117,6 @@ class SyncCluster:
             self._giving_back.discard(threading.current_thread())
 
     def _give_back_unwatched(self, parts: Sequence[Part]) -> bool:
-        """Refund in the background. False without a thread."""
         listen_deadline = ListenDeadline(GIVE_BACK_TIMEOUT)
         with self._lock, suppress(RuntimeError):
             self._giving_back.add(background.start("give-back", self._give_back, parts, listen_deadline))
@@ -132,7 +131,6 @@ class SyncCluster:
         return outcomes
 
     def _answers(self, errands: Sequence[_Errand], listen_deadline: ListenDeadline) -> dict[_Errand, Answer]:
-        """Follows redirections."""
         answers: dict[_Errand, Answer] = {}
         while errands and listen_deadline.left > 0:
             round_trip = self._round(errands, listen_deadline)
@@ -235,7 +233,6 @@ def _no_answer() -> StoreError:
 
 
 def _check(node: Node, listen_deadline: ListenDeadline) -> None:
-    """Raises `StoreError` if time is up or the breaker open."""
     if listen_deadline.left <= 0:
         raise StoreError("the timeout ended before the call could be sent", "timeout")
     node.breaker.check(monotonic)

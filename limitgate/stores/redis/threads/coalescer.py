@@ -1,8 +1,8 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
-The first thread is leader and asks at once. Others wait; then the one with the most time left leads the next call. With 32
-threads this saves 30 % CPU here and half in Redis. Timeouts count only while the leader listens. If it hangs elsewhere, as in a
-log handler, others wait `HANGS` more seconds.
+The first thread is the leader and calls at once. Others wait; then the thread with the most time left leads the next call.
+With 32 threads this saves 30 % CPU in this process and half of it in Redis. Timeouts count only while the leader listens.
+If it hangs elsewhere, such as in a log handler, others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LEADER = "goes"
 HANGS = 0.5
 """Seconds after its timeout that a follower waits for a hanging leader."""
 _LOOK_EVERY = 0.05
-"""Seconds between checks for it."""
+"""Seconds between checks for a hanging leader."""
 
 
 class _Request:
@@ -35,7 +35,7 @@ class _Request:
     def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """Scale: ``CallCoalescer.listening.spent``."""
+        """Deadline by ``CallCoalescer.listening.spent``."""
         self.outcome: AnyAnswer | StoreError | None = None
         self.wake = Lock()
         """Held until an outcome, or leadership."""
@@ -49,7 +49,7 @@ class CallCoalescer:
         self._exchange = exchange
         self._most = most
         self._waiting: deque[_Request] = deque()
-        """Without a call in flight, the oldest first."""
+        """Requests without a call in flight, the oldest first."""
         self._turn: dict[str, object] = {}
         """The leader under `_LEADER`. ``dict.setdefault`` is atomic and cheaper than a lock."""
         self._lock = Lock()
@@ -57,7 +57,7 @@ class CallCoalescer:
         """``spent``: the total listening time of leaders."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
-        """Raises `StoreError` within ``timeout`` seconds."""
+        """Carry out a plan. Raises `StoreError` within ``timeout`` seconds."""
         listening, alone = self.listening, [plan]
         began = listening.spent
         try:
@@ -116,7 +116,6 @@ class CallCoalescer:
                 return
 
     def _give_up(self, mine: _Request) -> None:
-        """Fail an overdue request, unless it leads."""
         with self._lock:
             if self._turn.get(_LEADER) is not mine and mine.outcome is None:
                 mine.outcome = StoreError("no answer from Redis within the timeout", "timeout")
@@ -157,7 +156,6 @@ class CallCoalescer:
                 self._waiting.remove(request)
 
     def _next(self, due: float = math.inf) -> list[_Request]:
-        """Return the next requests, with deadlines up to ``due``."""
         room, together = Room(), []
         for request in islice(self._waiting.copy(), self._most):
             if request.due <= due:
@@ -174,7 +172,7 @@ class CallCoalescer:
             self._elect_leader()
 
     def _elect_leader(self) -> None:
-        """Elect the one with the most time left, so that the call doesn't end early for others."""
+        """Elect the request with the most time left, so that the call doesn't end early for others."""
         with self._lock:
             if self._waiting and _LEADER not in self._turn:
                 following = max(self._next(), key=_due)

@@ -1,7 +1,7 @@
 """A sync connection to Redis, for one thread at a time.
 
-A `Session` parses the bytes: redis-py restarts the timeout for each piece of a reply. A thread that waits for the GIL receives
-nothing, so it waits in slices, which count only if the kernel waited for all of them.
+A `Session` parses the bytes, because redis-py restarts the timeout for each piece of a reply. While a thread waits for the
+GIL it receives nothing. So it waits in slices, and a slice counts only if the kernel waited for all of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ SHORTEST = 0.001
 """Seconds at least."""
 
 STARVED_TURNS = 40
-"""Uncounted GIL waits; connecting needs 5 to 25."""
+"""Waits for the GIL that don't count; connecting needs 5 to 25."""
 LATE_S = 0.004
-"""Longer waits are for the GIL, which others hold for 5 ms."""
+"""Longer waits are for the GIL, which other threads hold for 5 ms."""
 
 
 class ListenDeadline:
@@ -54,23 +54,24 @@ class ListenDeadline:
         self.spent += seconds
 
     def waited_since(self, began: float, slice_: float) -> None:
-        """A slice with data counts unless this thread was away."""
+        """Count a slice in which data arrived, unless this thread was away."""
         seconds = monotonic() - began
         if seconds <= slice_:
             self.left -= seconds
 
 
 class WaitForThread:
-    """Another thread may wait for the GIL as well."""
+    """A deadline for a wait for another thread, which may wait for the GIL as well."""
 
     def __init__(self, listen_deadline: ListenDeadline) -> None:
         self.listen_deadline = listen_deadline
         self._turns = 0.0
 
     def waited_in_vain(self, slice_: float, elapsed: float) -> None:
-        """A slice without progress.
+        """Note a slice without progress.
 
-        The first `STARVED_TURNS` don't count, later ones in part: the other thread waits for the GIL, too.
+        The first `STARVED_TURNS` don't count, and later ones only in part, because the
+        other thread waits for the GIL, too.
         """
         late_s = elapsed - slice_
         if late_s > LATE_S and self._turns < STARVED_TURNS:
@@ -88,7 +89,7 @@ class OtherConnections(Protocol):
     def make_another(self) -> None: ...
 
     def have_another(self, since: float) -> bool:
-        """True if another one was opened since."""
+        """True if another connection was opened since."""
 
 
 class SyncConnection:
@@ -96,7 +97,7 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     closings = 0
-    """Of the pool, before dialing."""
+    """Closings of the pool before dialing."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
@@ -122,7 +123,7 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Raises `TimeoutError`; another `OSError` becomes an event."""
+        """Send. Raises `TimeoutError`; another `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         # Usually all bytes are sent at once, so the first wait is not measured.
@@ -172,7 +173,6 @@ class SyncConnection:
         return event
 
     def _doubt(self, others: OtherConnections, silence: float) -> None:
-        """See `session`."""
         if self._doubted_at is not None:
             # A server that was only slow has answered here before it accepts another connection.
             if others.have_another(self._doubted_at) and not has_data(self._socket):
@@ -190,7 +190,6 @@ class SyncConnection:
         self._connection.disconnect()
 
     def _waited_in_vain(self, listen_deadline: ListenDeadline) -> None:
-        """Raises `TimeoutError` after the deadline."""
         listen_deadline.waited_in_vain(self._timeout)
         if listen_deadline.is_over:
             raise TimeoutError

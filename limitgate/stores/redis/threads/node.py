@@ -63,7 +63,7 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """When a request thread must probe, because no background thread could start."""
+        """Time at which a request thread must probe, because no background thread could start."""
         self._probing = threading.Lock()
 
     @property
@@ -77,7 +77,7 @@ class Node:
             self._server.breaker.check(monotonic)
 
     def look(self) -> None:
-        """Probe here if no background thread could start."""
+        """Probe in this thread if no background thread could start."""
         due = self._probe_due
         if due is None or self._server.breaker.is_closed or monotonic() < due or not self._probing.acquire(blocking=False):
             return
@@ -108,7 +108,7 @@ class Node:
         return configuration(self._ask(call, listen_deadline))
 
     def send(self, calls: Sequence[Call], listen_deadline: ListenDeadline) -> Sent:
-        """`hear` receives the answers."""
+        """Send calls. `hear` receives the answers."""
         sent, data = Sent(calls), b""
         try:
             sent.connection = connection = self._taken(listen_deadline, gives_back=any(call.gives_back for call in calls))
@@ -150,7 +150,7 @@ class Node:
         self._unanswered([call for call in sent.calls if call not in sent.answers])
 
     def close(self) -> None:
-        """Connections in use close after their calls."""
+        """Close. Connections in use close after their calls."""
         # First, so that a late probe sees the new breaker.
         self._server.reset_after_fork()
         self._connections.close()
@@ -160,7 +160,7 @@ class Node:
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:
-        """Connections in use close after their calls."""
+        """Close. Connections in use close after their calls."""
         self._connections.retire()
         self.close()
 
@@ -212,14 +212,12 @@ class Node:
         return answer
 
     def _taken(self, listen_deadline: ListenDeadline, *, gives_back: bool) -> SyncConnection:
-        """Checks an idle one before a refund, see `session`."""
         while True:
             connection = self._connections.take(listen_deadline, by_looking=gives_back)
             if not (gives_back and connection.session.lies_idle(monotonic())) or self._answers(connection, listen_deadline):
                 return connection
 
     def _answers(self, connection: SyncConnection, listen_deadline: ListenDeadline) -> bool:
-        """Test a connection by an empty call."""
         asking = Call([NO_PLAN])
         self._replies.outgoing(asking)
         is_open = False
@@ -254,7 +252,6 @@ class Node:
         return dict(zip(calls, self.hear(self.send(calls, listen_deadline), listen_deadline))) if calls else {}
 
     def _fail(self, sent: Sent, error: BaseException) -> None:
-        """Raises interruptions again."""
         self.abandon(sent)
         if not isinstance(error, Exception):
             raise error
@@ -280,7 +277,6 @@ class Node:
                 self._replies.unanswered(call)
 
     def _note(self, failure: StoreError, call: Call | None = None) -> None:
-        """Report a failure, unless this process caused it."""
         if failure.fault == "overload":
             return
         if call is not None:
@@ -290,7 +286,6 @@ class Node:
         self._failed()
 
     def _start_probing(self) -> bool:
-        """False if the thread can't start. It doesn't keep the store alive."""
         try:
             background.start("probe", _keep_probing, ref(self), self._server.breaker)
         except RuntimeError:
@@ -305,7 +300,6 @@ class Node:
 
 
 def _joined(call: Call, answer: Answer, error: Exception) -> Answer:
-    """A resent call's answer, with errors for its refunds."""
     if isinstance(answer, StoreError) or not any(plan.has_adjustments for plan in call.requested):
         return answer
     lost = store_error(error)

@@ -1,4 +1,4 @@
-"""One server's sync connections, opened in the background, where an attempt outlasts its call."""
+"""One server's sync connections. They are opened in the background, so that an attempt may last longer than its call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from limitgate.stores.redis.session import Doubts
 from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
 
 CHECK_LOGINS_EVERY = 1.0
-"""Seconds, also for closed connections."""
+"""Seconds between checks of logins, and for closed connections."""
 MAX_CONNECTING = 4
 """Threads per server."""
 LOOK_EVERY = 1.0
@@ -47,12 +47,12 @@ class ConnectionPool:
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
         self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings at the renewal thread's start; -1 without it."""
+        """Closings when the renewal thread started; -1 without a thread."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return a connection without unread data. Raises `StoreError` after ``listen_deadline``.
 
-        Checks it after `LOOK_EVERY` seconds, or with ``by_looking``.
+        Checks the connection after `LOOK_EVERY` seconds, or with ``by_looking``.
         """
         while (connection := self._pop()) is not None:
             if (not by_looking and monotonic() - connection.looked_at < LOOK_EVERY) or connection.is_quiet():
@@ -73,7 +73,7 @@ class ConnectionPool:
             self.close_idle()
 
     def make_another(self) -> None:
-        """Idle ones may be dropped as well, so close them."""
+        """Open another connection. Close idle ones, which may have been dropped as well."""
         self.close_idle()
         with self._lock:
             self._begin_to_connect()
@@ -87,7 +87,7 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Others close after one more use."""
+        """Close idle connections. Others close after one more use."""
         # A signal handler may close while its thread holds the lock.
         self._closings += 1
         self.close_idle()
@@ -104,7 +104,6 @@ class ConnectionPool:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        """Open a connection, in the background if possible."""
         arrived = monotonic()
         waiting = WaitForThread(listen_deadline)
         with self._lock:
@@ -122,7 +121,6 @@ class ConnectionPool:
         return self._made_here(listen_deadline) if connection is None else connection
 
     def _begin_to_connect(self) -> bool:
-        """False without a thread."""
         attempt = object()
         try:
             self._connecting.add(attempt)
@@ -137,7 +135,6 @@ class ConnectionPool:
         return True
 
     def _wait(self, waiting: WaitForThread) -> None:
-        """Raises `StoreError` after the deadline."""
         listen_deadline = waiting.listen_deadline
         slice_, began = listen_deadline.slice(), monotonic()
         if self._changed.wait(slice_) or self._idle:
@@ -158,7 +155,6 @@ class ConnectionPool:
             listen_deadline.waited_in_vain(monotonic() - began)
 
     def _connect(self, closings: int, attempt: object) -> None:
-        """``closings`` detects a later `close`."""
         began = monotonic()
         connection: SyncConnection | None = None
         failure: Exception | None = None
@@ -180,7 +176,6 @@ class ConnectionPool:
             self.close_idle()
 
     def _driven(self, connection: Any, closings: int) -> SyncConnection:
-        """Close it on failure."""
         try:
             driven = SyncConnection(connection)
         except Exception as error:
@@ -205,7 +200,7 @@ class ConnectionPool:
                 self._renewed_by = -1
 
     def next_renewal(self, closings: int) -> tuple[float, float] | None:
-        """Monotonic time, and seconds between attempts. None without expiring logins."""
+        """Return the monotonic time of the next renewal, and the seconds between attempts. None if no login expires."""
         with self._lock:
             logins = list(self._logins.values())
             if logins and closings == self._closings:
@@ -215,7 +210,7 @@ class ConnectionPool:
         return None
 
     def renew(self, closings: int) -> None:
-        """Those in use close after their calls."""
+        """Replace connections. Those in use close after their calls."""
         with self._lock:
             old = list(self._logins)
         connection = self._driven(self._dial(), closings)

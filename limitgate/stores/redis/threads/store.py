@@ -35,7 +35,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """A call is running; close after it."""
+        """True while a call is running; True to close after it."""
 
 
 class _ThreadState(threading.local):
@@ -47,8 +47,8 @@ class RedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for threads. Concurrent requests share a call.
 
     ``url``, ``local_refusals`` and a sync ``credentials`` are those of `limitgate.stores.redis.aio.store.AsyncRedisStore`.
-    Raises `ConfigError`. If a signal handler, a finalizer or a log handler calls the store during a call, that raises
-    `StoreError`, because waiting would deadlock; `close` then takes effect at the end of the call.
+    Raises `ConfigError`. If a signal handler, a finalizer or a log handler calls the store during a call, this raises
+    `StoreError`, because waiting would deadlock. `close` takes effect at the end of the call.
     """
 
     measures_silence = takes_plain = True
@@ -82,12 +82,12 @@ class RedisStore(RedisStoreBase, Remade):
             self.connect_soon()
 
     def before_fork(self) -> None:
-        """A background attempt holds locks."""
+        """Wait for a background attempt, because it holds locks."""
         if self._connecting is not None and self._connecting is not threading.current_thread():
             self._connecting.join(CONNECT_TIMEOUT)
 
     def connect_soon(self, *, in_children: bool = False) -> None:
-        """Connect in the background, or with ``in_children`` in forks."""
+        """Connect in the background, or with ``in_children`` only in forks."""
         self._connects_in_children = in_children
         if not in_children and switch.stand_in is None:
             with contextlib.suppress(RuntimeError):  # no thread can be started now
@@ -233,7 +233,6 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 
 
 def _check_is_outermost(use: _Use) -> None:
-    """Raises `StoreError` inside another call, or a background thread."""
     if use.is_asking or background.this_thread.is_background:
         raise StoreError(
             "a handler or finalizer called the store during another call of the same thread, expected calls outside of "
@@ -247,7 +246,7 @@ _PATCHES = {"gevent": "gevent.monkey.patch_all()", "eventlet": "eventlet.monkey_
 
 
 def check_patches() -> None:
-    """Raises `ConfigError` if threads were replaced: a wait would block the process."""
+    """Raise `ConfigError` if a library replaced threads, because a wait would then block the process."""
     lock = threading.Lock
     if lock is _LOCK:
         return
