@@ -25,7 +25,6 @@ from limitgate.http.response import Refusal
 from limitgate.limits.decision import Decision, DeferredDecision, RateLimited
 from limitgate.llm.metering import LONGEST_CHUNK, MOST_CHUNKS, ResponseMeter
 from limitgate.process.clock import asyncio_loop
-from limitgate.routes import STATUS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -443,9 +442,11 @@ class ASGIExchange(Exchange):
             if kind not in (self.scope.get("extensions") or {}):
                 await self._close(refusal)
                 return
-        elif (asks_handlers or not self._denials.are_handlers) and (answer := self._answer(refusal)) is not None:
-            await self._have_answered(answer, refusal)
-            return
+        elif asks_handlers or not self._denials.are_handlers:
+            answer = self._denials.answer(self.scope, refusal, self.scope["limitgate"])
+            if answer is not None:
+                await self._have_answered(answer, refusal)
+                return
         await self._send_refusal(refusal, kind)
 
     async def _have_answered(self, answer: ASGIApp, refusal: Refusal) -> None:
@@ -475,14 +476,9 @@ class ASGIExchange(Exchange):
         status = start.get("status")
         is_denial = start["type"] == "http.response.start" and status != 500
         is_denial = is_denial and (status == refusal.status or _handles_refusal())
-        return is_denial and self._denials.are_handlers and self._answer(refusal) is not None
-
-    def _answer(self, refusal: Refusal) -> ASGIApp | None:
-        if refusal.status != STATUS:
-            return None
-        admission = self._admission
-        decision = overall_decision(admission) if admission.is_nested else admission.decision
-        return None if decision is None else self._denials.find(self.scope, refusal, decision)
+        if not is_denial or not self._denials.are_handlers:
+            return False
+        return self._denials.answer(self.scope, refusal, self.scope["limitgate"]) is not None
 
     def end_now(self) -> bool:
         """End the request. Return True if `Refunds.asettle` is needed."""
