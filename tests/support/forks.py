@@ -1,11 +1,12 @@
 """Python programs that are forked from one interpreter, which has imported for all of them what takes most of their start.
 
-That interpreter, ``python -m tests.support.forks``, is told on its standard input what to run.
+That interpreter, ``python -m tests.support.forks``, is named what to import, and told on its standard input what to run.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = (
+SERVERS = (
     "fastapi",
     "flask",
     "gunicorn.app.wsgiapp",
@@ -50,14 +51,14 @@ MOMENT = 0.02
 class Forked:
     """A running program, with the methods of `subprocess.Popen` that tests need."""
 
-    def __init__(self, pid: int, command: Sequence[str]) -> None:
+    def __init__(self, parent: _Parent, pid: int, command: Sequence[str]) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._command = command
+        self._parent, self._command = parent, command
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = _parent().ask(pid=self.pid)
+            self.returncode = self._parent.ask(pid=self.pid)
         return self.returncode
 
     def wait(self, timeout: float) -> int:
@@ -84,18 +85,31 @@ def can_run(command: Sequence[str], environment: Mapping[str, str]) -> bool:
     return list(command[:2]) == [sys.executable, "-m"] and not any(name.startswith("PYTHON") for name in environment)
 
 
-def start(command: Sequence[str], output: Path, environment: Mapping[str, str], cwd: Path = ROOT) -> Forked:
+def start(
+    command: Sequence[str],
+    output: Path,
+    environment: Mapping[str, str],
+    cwd: Path = ROOT,
+    imported: tuple[str, ...] = SERVERS,
+) -> Forked:
     """Run ``[sys.executable, "-m", module, ...]``; what it writes comes into a file."""
     output.write_bytes(b"")
     told = {"module": command[2], "words": command[3:], "output": str(output), "cwd": str(cwd)}
-    pid = _parent().ask(**told, environment=dict(environment))
+    parent = _parent(imported)
+    pid = parent.ask(**told, environment=dict(environment))
     assert pid is not None
-    return Forked(pid, command)
+    return Forked(parent, pid, command)
 
 
-def ended(command: Sequence[str], output: Path, environment: Mapping[str, str], timeout: float) -> tuple[int, str]:
+def ended(
+    command: Sequence[str],
+    output: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+    imported: tuple[str, ...] = SERVERS,
+) -> tuple[int, str]:
     """Exit status and output of a program that ends by itself."""
-    process = start(command, output, environment)
+    process = start(command, output, environment, imported=imported)
     try:
         return process.wait(timeout), output.read_text()
     finally:
@@ -103,13 +117,12 @@ def ended(command: Sequence[str], output: Path, environment: Mapping[str, str], 
 
 
 class _Parent:
-    """The interpreter that all programs are forked from. It ends with this process."""
+    """The interpreter that programs are forked from. It ends with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, imported: Sequence[str]) -> None:
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forks"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command = [sys.executable, "-m", "tests.support.forks", *imported]
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         atexit.register(self._process.communicate)
 
     def ask(self, **told: Any) -> int | None:
@@ -125,10 +138,12 @@ _parent = cache(_Parent)
 
 def _serve() -> None:
     """Fork and look after children, as told."""
-    for name in IMPORTED:
+    for name in sys.argv[1:]:
         with suppress(ImportError):
             import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # No child looks at what it shares: that would copy it.
     for line in sys.stdin:
         told = json.loads(line)
         if "pid" in told:
