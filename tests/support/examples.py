@@ -40,18 +40,6 @@ from tests.support.markdown import ROOT, Block, blocks
 
 REDIS = "redis://localhost:6379/0"
 """What the pages call the reader's Redis."""
-DJANGO = (
-    "django.core.asgi",
-    "django.core.wsgi",
-    "django.test",
-    "django.urls",
-    "limitgate.django",
-    "limitgate.testing",
-    "pytest",
-    "tests.support.doors",
-    "tests.support.markdown",
-)
-"""What is imported for all blocks that use Django."""
 UNNAMED = "documented.py"
 """The file that a block becomes which names none."""
 ROUNDS = 250
@@ -104,7 +92,7 @@ def run(block: Block, folder: Path, redis_url: str) -> None:
     file = write(block, folder, redis_url)
     if "django" in block.text.lower() or block.page.endswith("django.md"):
         command = [sys.executable, "-m", "tests.support.examples", str(folder), file]
-        status, said = forks.ended(command, folder / "said", os.environ, PROCESS_PATIENCE, DJANGO)
+        status, said = forks.ended(command, folder / "said", os.environ, PROCESS_PATIENCE, imported=forks.DJANGO)
         assert status == 0, said
     else:
         run_here(folder, file)

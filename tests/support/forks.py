@@ -44,6 +44,21 @@ SERVERS = (
     "uvicorn.protocols.websockets.auto",
     "uvicorn_worker",
 )
+DJANGO = (
+    "click.testing",
+    "django.core.asgi",
+    "django.core.wsgi",
+    "django.test",
+    "django.urls",
+    "limitgate.command.verbs.explain",
+    "limitgate.command.verbs.peek",
+    "limitgate.django",
+    "limitgate.testing",
+    "pytest",
+    "tests.support.doors",
+    "tests.support.markdown",
+)
+"""For projects of Django, which have to have processes of their own."""
 MOMENT = 0.02
 """Seconds between two looks at whether a program has ended."""
 
@@ -90,6 +105,7 @@ def start(
     output: Path,
     environment: Mapping[str, str],
     cwd: Path = ROOT,
+    *,
     imported: tuple[str, ...] = SERVERS,
 ) -> Forked:
     """Run ``[sys.executable, "-m", module, ...]``; what it writes comes into a file."""
@@ -106,10 +122,12 @@ def ended(
     output: Path,
     environment: Mapping[str, str],
     timeout: float,
+    *,
+    cwd: Path = ROOT,
     imported: tuple[str, ...] = SERVERS,
 ) -> tuple[int, str]:
     """Exit status and output of a program that ends by itself."""
-    process = start(command, output, environment, imported=imported)
+    process = start(command, output, environment, cwd, imported=imported)
     try:
         return process.wait(timeout), output.read_text()
     finally:
