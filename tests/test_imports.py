@@ -48,17 +48,18 @@ def _modules() -> dict[str, Path]:
     return {name.removesuffix("__init__").removesuffix("."): path for path, name in names.items()}
 
 
-def _imported(path: Path) -> set[str]:
+@cache
+def _imported(path: Path) -> frozenset[str]:
     """Modules of ours that a module imports, whenever it does so, for its annotations too."""
-    found = set()
+    found = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "limitgate":
             inside = (node.module or "").partition(".")[2]
             names = {f"{inside}.{alias.name}".strip(".") for alias in node.names}
-            found |= (names & set(_modules())) or {inside}
+            found |= (names & _modules().keys()) or {inside}
         elif isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[2] for alias in node.names if alias.name.startswith("limitgate.")}
-    return found
+    return frozenset(found)
 
 
 def _level(module: str) -> int:

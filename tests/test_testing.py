@@ -916,7 +916,7 @@ def test_nothing_is_on_afterwards():
 """
 
 
-@pytest.mark.parametrize("more", [[], ["-n", "2"]], ids=["", "xdist"])
+@pytest.mark.parametrize("more", [[], ["-n", "1"]], ids=["", "xdist"])
 def test_in_a_project_of_its_own(tmp_path: Any, more: list[str]) -> None:
     """The fixtures are there without an import, cost nothing where they are not used, and work in async tests and processes."""
     (tmp_path / "test_it.py").write_text(PROJECT)

@@ -23,7 +23,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from limitgate.errors import ConfigError
 from limitgate.http.body import BODY_LIMIT
@@ -202,6 +202,24 @@ class Settings(BaseSettings):
         except TypeError as error:
             message = f"options: {error}, expected identify and on_denied as callables, or as text like 'package.module:name'"
             raise ConfigError(message) from error
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic fixes the parameters
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # A source looks up every option, which takes a third of the time of a gate's construction.
+        prefix = PREFIX.lower()
+        variables = [
+            source
+            for source in (env_settings, dotenv_settings)
+            if isinstance(source, EnvSettingsSource) and any(name.startswith(prefix) for name in source.env_vars)
+        ]
+        return init_settings, *variables
 
     @field_validator("header_names")
     @classmethod

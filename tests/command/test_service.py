@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 import uuid
@@ -19,7 +18,9 @@ from starlette.testclient import TestClient
 from limitgate import Limiter, load_rules
 from limitgate.command.applications import application
 from limitgate.command.group import limitgate
+from tests.support import forks
 from tests.support.command_line import CliRunner
+from tests.support.doors import PROCESS_PATIENCE
 from tests.support.redis_server import RedisServer
 
 SECRET = "a secret of tests"
@@ -358,9 +359,15 @@ def test_a_project_of_django(shop: Shop, tmp_path: Path, door: str, identify: st
     for name, text in DJANGO.items():
         code = text.replace('"AT"', repr(shop.url)).replace('"PREFIX"', repr(shop.prefix)).replace("HOW", identify)
         (tmp_path / "shop" / f"{name}.py").write_text(code)
-    visited = subprocess.run([sys.executable, "-m", "shop.visit"], capture_output=True, text=True, timeout=60, check=False)
+
+    def run(module: str, *words: str) -> str:
+        command = [sys.executable, "-m", module, *words]
+        said = forks.ended(command, tmp_path / "said", os.environ, PROCESS_PATIENCE, cwd=tmp_path, imported=forks.DJANGO)
+        return said[1]
+
+    visited = run("shop.visit")
     if identify == "identify":
-        assert visited.stdout == "200 200 429 200 200 429\n", visited.stderr
+        assert visited == "200 200 429 200 200 429\n"
 
     known = "--ip", "203.0.113.7", "-H", "X-API-Key: anns"
     verbs = [
@@ -369,10 +376,9 @@ def test_a_project_of_django(shop: Shop, tmp_path: Path, door: str, identify: st
         ["peek", "--rule", "me", *known, "--path", "/me/"],
     ]
     options = "--app", f"shop.{door}:application", "--json", "--timeout", "10"
-    command = [sys.executable, "-m", "shop.ask", json.dumps([[*words, *options] for words in verbs])]
-    asked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    asked = run("shop.ask", json.dumps([[*words, *options] for words in verbs]))
     (explained, said), (orders, of_orders), (me, of_me) = [
-        (status, json.loads(stdout or "null") or stderr) for status, stdout, stderr in json.loads(asked.stdout)
+        (status, json.loads(stdout or "null") or stderr) for status, stdout, stderr in json.loads(asked)
     ]
     assert (said["caller"], said["tier"], explained) == ("ann", "default", int(identify == "identify"))
     assert (of_orders["remaining"], orders) == ((0, 1) if identify == "identify" else (2, 0))

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import threading
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from typing import Any
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from limitgate import LimitGate, LimitGateWSGI, Rule
+
+warnings.simplefilter("always", ResourceWarning)
+"""Those end up in the log, which `tests.faults.stages.served` looks through."""
 
 PER_SECOND, BURST = 4, 6
 """The limit of each path, below what the traffic asks for. One of them goes by two buckets."""

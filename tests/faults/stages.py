@@ -241,7 +241,6 @@ def served(door: Door, folder: Path, store: str) -> Iterator[str]:
     environment = {
         "LIMITGATE_STORE": store,
         "LIMITGATE_NEW_BUCKETS": "0",  # it floods Redis with new keys, all of one client
-        "PYTHONWARNINGS": "always::ResourceWarning",
     }
     log = folder / "uvicorn.log"
     if door == "asgi":

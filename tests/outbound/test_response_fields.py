@@ -359,7 +359,7 @@ def test_our_own_fields_are_read_back(styles: Sequence[str], limits: Sequence[st
 
 # --- what is too long -------------------------------------------------------------------------------------------------
 
-TRIED = min(1_000_000, 1000 * EXAMPLES)
+TRIED = min(1_000_000, 300 * EXAMPLES)
 FIELDS = ("retry-after", "date", "age", "ratelimit", "ratelimit-reset", "x-ratelimit-remaining", "x-ratelimit-reset")
 TOKENS = (
     *("0", "1", "30", "999999999", "9" * 16, "9" * 400, "-1", ".5", "1e9", str(NOW + 9), str(NOW * 1000), HTTP_DATE, " ", ","),

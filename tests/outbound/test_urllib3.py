@@ -199,10 +199,17 @@ def outcome(service: Service, http: PoolManager, options: dict[str, Any]) -> tup
     return found, [(each.method, each.target, each.body, sorted(each.headers.items())) for each in service.asked]
 
 
-@pytest.mark.parametrize(("method", "preload_content"), [("GET", True), ("GET", False), ("POST", True)])
-@pytest.mark.parametrize("retries", RETRIES.values(), ids=RETRIES)
-def test_other_than_refusals_it_is_urllib3(service: Service, retries: Any, method: str, preload_content: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(
+    ("kind", "method", "preload_content"),
+    [
+        *[(kind, "GET", True) for kind in RETRIES],
+        *[(kind, "GET", False) for kind in ("usual", "some")],
+        *[(kind, "POST", True) for kind in ("of every kind", "of all methods")],
+    ],
+)
+def test_other_than_refusals_it_is_urllib3(service: Service, kind: str, method: str, preload_content: bool) -> None:  # noqa: FBT001
     """The same requests, answers, errors and counts of retries, whatever happens."""
+    retries = RETRIES[kind]
     elsewhere = f"{service.url.replace('127.0.0.1', 'localhost')}/"
     for name, script in [*SCRIPTS.items(), ("on another host", [Told(302, {"Location": elsewhere})])]:
         found = []

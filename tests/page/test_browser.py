@@ -35,6 +35,12 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """That of axe-core."""
+    return axe(tmp_path_factory.mktemp("axe"))
+
+
+@pytest.fixture(scope="module")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The example on its own store."""
     with uvicorn_process("example_app.main:app", tmp_path_factory.mktemp("example")) as url:
@@ -152,11 +158,9 @@ def test_a_client_is_banned_by_the_keyboard(browser: Any, live: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["example", "live"])
-def test_everybody_can_use_it(
-    browser: Any, which: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_everybody_can_use_it(browser: Any, which: str, source: str, request: pytest.FixtureRequest) -> None:
     """axe-core finds nothing in light, in dark, with forced colours and on a phone; nothing has to be scrolled sideways."""
-    source, url = axe(tmp_path_factory.mktemp("axe")), request.getfixturevalue(which)
+    url = request.getfixturevalue(which)
     with opened(browser, url, bypass_csp=True, reduced_motion="reduce") as page:
         page.locator("#who tbody tr" if which == "live" else "#buckets .bucket").first.wait_for()
         page.evaluate(source)

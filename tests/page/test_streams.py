@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 
 from limitgate import MemoryStore, RedisStore
 from limitgate.page import Page, asgi, stopping
+from tests.support import forks
 from tests.support.doors import PLAIN, PROCESS_PATIENCE, Wire, http_scope, until, uvicorn_process
 from tests.support.fleet import fleet, snapshot, write
 from tests.support.guard import Guard
@@ -206,7 +206,9 @@ def _port_in(log: Path) -> re.Match[str] | None:
     return re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text())
 
 
-@pytest.mark.parametrize("extra", [(), ("--workers", "2"), ("--reload",)], ids=["alone", "workers", "reload"])
+@pytest.mark.parametrize(
+    "extra", [(), ("--workers", "2"), ("--reload", "--reload-dir", "tests/page")], ids=["alone", "workers", "reload"]
+)
 def test_viewers_do_not_hold_up_a_server_that_is_to_end(extra: tuple[str, ...], own_redis: RedisServer, tmp_path: Path) -> None:
     """SIGTERM ends uvicorn, also as a supervisor, long before its fifty streams would have ended by themselves."""
     with closing(RedisStore(own_redis.url)) as store:
@@ -214,14 +216,8 @@ def test_viewers_do_not_hold_up_a_server_that_is_to_end(extra: tuple[str, ...], 
     log = tmp_path / "log"
     command = [sys.executable, "-m", "uvicorn", "tests.page.app:app", "--host", "127.0.0.1", "--port", "0", *PLAIN, *extra]
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
-    with log.open("wb") as output, ExitStack() as viewers:
-        process = subprocess.Popen(
-            command,
-            env={**outside, "LIMITGATE_STORE": own_redis.url},
-            stdout=output,
-            stderr=output,
-            cwd=Path(__file__).parents[2],
-        )
+    with ExitStack() as viewers:
+        process = forks.start(command, log, {**outside, "LIMITGATE_STORE": own_redis.url})
         guard = Guard("limitgate-page-", process.pid)
         try:
             until(lambda: log.read_text().count("Application startup complete") == (2 if "2" in extra else 1), PROCESS_PATIENCE)
@@ -235,7 +231,7 @@ def test_viewers_do_not_hold_up_a_server_that_is_to_end(extra: tuple[str, ...], 
             process.wait(asgi.STREAM_S / 2)
         finally:
             process.kill()
-            process.wait()
+            process.wait(PROCESS_PATIENCE)
             guard.dismiss()
     assert "Traceback" not in log.read_text(), log.read_text()
 

@@ -29,6 +29,7 @@ import uvicorn
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from limitgate import LimitGate, LimitGateWSGI
+from tests.support import forks
 from tests.support.guard import Guard
 
 PEER = "192.0.2.1"
@@ -407,8 +408,11 @@ def server_process(
     Some log the URL, and that workers have started, a moment before they listen there, so a connection is tried, too.
     """
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=cwd, env=outside | environment, stdout=output, stderr=output)
+    if forks.can_run(command, environment):
+        process: Any = forks.start(command, log, outside | environment, cwd)
+    else:
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, cwd=cwd, env=outside | environment, stdout=output, stderr=output)
 
     def up() -> bool:
         assert process.poll() is None, log.read_text()

@@ -24,8 +24,8 @@ import json
 import logging
 import os
 import re
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from limitgate import testing
+from tests.support import forks
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, asgi_reply, asgi_through_httpx, handshake, wsgi_reply
 from tests.support.markdown import ROOT, Block, blocks
 
@@ -90,9 +91,9 @@ def run(block: Block, folder: Path, redis_url: str) -> None:
     """Run a block of Python in ``folder`` and hold it to what it says. ``redis_url`` stands in for `REDIS`."""
     file = write(block, folder, redis_url)
     if "django" in block.text.lower() or block.page.endswith("django.md"):
-        command = [sys.executable, "-W", "error", "-m", "tests.support.examples", str(folder), file]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_PATIENCE, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        command = [sys.executable, "-m", "tests.support.examples", str(folder), file]
+        status, said = forks.ended(command, folder / "said", os.environ, PROCESS_PATIENCE, imported=forks.DJANGO)
+        assert status == 0, said
     else:
         run_here(folder, file)
 
@@ -256,4 +257,5 @@ class _Lifespan:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error")
     run_here(Path(sys.argv[1]), sys.argv[2])

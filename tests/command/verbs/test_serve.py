@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import forks
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, server_process, until
 from tests.support.proxies import missing, on_thread, running
 from tests.support.redis_server import RedisServer
@@ -159,24 +160,21 @@ def test_nginx_asks_on_a_unix_socket(rules: Path) -> None:
         assert [proxy.ask("/limited").status for _ in range(3)] == [200, 200, 429]
 
 
-def failed(*options: str, **environment: str) -> tuple[int, str]:
+def failed(folder: Path, *options: str) -> tuple[int, str]:
     """A command that doesn't begin to serve."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("LIMITGATE_")}
-    command = [*SERVE, "--port", "0", *options]
-    done = subprocess.run(
-        command, env=outside | environment, capture_output=True, text=True, timeout=PROCESS_PATIENCE, check=False
-    )
-    return done.returncode, done.stderr
+    return forks.ended([*SERVE, "--port", "0", *options], folder.parent / "failed.log", outside, PROCESS_PATIENCE)
 
 
 def test_mistakes_are_told_before_it_serves(rules: Path) -> None:
     """Also with several workers, which would otherwise be restarted for ever."""
     (rules / "default.yaml").write_text("rules: [{name: all, concurrency: 2}]\n")
-    status, said = failed("--rules", str(rules), "--workers", "2")
+    status, said = failed(rules, "--rules", str(rules), "--workers", "2")
     assert status == 1
     assert "rule 'all': concurrency: needs the response" in said
-    assert failed()[0] == 1
-    assert "expected --rules PATH" in failed()[1]
+    status, said = failed(rules)
+    assert status == 1
+    assert "expected --rules PATH" in said
 
 
 def test_a_taken_port_is_a_failed_start(rules: Path) -> None:
@@ -185,10 +183,10 @@ def test_a_taken_port_is_a_failed_start(rules: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        status, said = failed("--rules", str(rules), "--grpc", port)
+        status, said = failed(rules, "--rules", str(rules), "--grpc", port)
         assert status != 0
         assert f"gRPC cannot listen at 127.0.0.1:{port}" in said
-        assert failed("--rules", str(rules), "--port", port)[0] != 0
+        assert failed(rules, "--rules", str(rules), "--port", port)[0] != 0
 
 
 def test_missing_extras_are_named(rules: Path) -> None:

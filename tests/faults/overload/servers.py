@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
+from tests.support import forks
 from tests.support.doors import MOMENT, PATIENCE
 from tests.support.guard import Guard
 from tests.support.redis_server import free_port
@@ -72,10 +73,7 @@ def served(server: str, door: str, store: str, **environment: str) -> Iterator[S
     ours = {"OVERLOAD_DOOR": door, "LIMITGATE_STORE": store, "LIMITGATE_TRUSTED_PROXIES": "127.0.0.1", **environment}
     with Guard("limitgate-overload-") as guard:
         log = guard.folder / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, f"tests.faults.overload.{module}:app"], cwd=ROOT, env=outside | ours, stdout=output, stderr=output
-            )
+        process = forks.start([*command, f"tests.faults.overload.{module}:app"], log, outside | ours)
         guard.watch(process.pid)
         try:
             found = Served(port, log)
@@ -87,10 +85,10 @@ def served(server: str, door: str, store: str, **environment: str) -> Iterator[S
                 process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(PATIENCE)
 
 
-def _wait_for(found: Served, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(found: Served, process: forks.Forked) -> None:
     """Wait until a server answers."""
     deadline = time.monotonic() + PATIENCE
     while not found.is_up():

@@ -99,8 +99,7 @@ def test_a_frozen_redis_while_the_loop_stalls(url: str, redis: RedisServer) -> N
 # --- in one turn ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
-@pytest.mark.parametrize("size", [1_000, 5_000])
+@pytest.mark.parametrize(("size", "warm"), [(1_000, True), (5_000, False)], ids=["1,000, warm", "5,000, cold"])
 def test_a_crowd_in_one_turn(size: int, warm: bool, url: str) -> None:  # noqa: FBT001
     """Of thousands of guesses in one turn of the loop no more pass than may, by Redis and by this process."""
     assert at_best(lambda: asyncio.run(rushes.one_turn(url, size, warm=warm)).complaints()) == []
