@@ -452,10 +452,10 @@ def test_threads_share_a_bucket() -> None:
     subject = Subject(10)
 
     def visit(_: int) -> int:
-        return sum(subject.hit("shared", "6000/day") for _ in range(500))
+        return sum(subject.hit("shared", "2400/day") for _ in range(200))
 
     with ThreadPoolExecutor(16) as pool:
-        assert sum(pool.map(visit, range(16))) == 6000
+        assert sum(pool.map(visit, range(16))) == 2400
 
 
 @pytest.mark.usefixtures("_hasty_threads")
@@ -465,7 +465,7 @@ def test_threads_share_a_store() -> None:
 
     def visit(thread: int) -> int:
         admitted = 0
-        for number in range(300):
+        for number in range(120):
             admitted += subject.hit("shared", "100/day")
             subject.hit(f"own {thread} {number}", "10/day")
             if not number % 50:
