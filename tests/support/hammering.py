@@ -1,4 +1,4 @@
-"""A process that asks as fast as it can: a module of its own, so that it imports little."""
+"""What the processes of a test do: a module of its own, so that they import little."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import threading
 import time
 from typing import Any
 
-from limitgate import AsyncRedisStore, RedisStore
+from limitgate import AsyncLimiter, AsyncRedisStore, RedisStore
 from limitgate.limits.plan import Plan
 
-PATIENT = 10.0
+PATIENT = 20.0
 
 
 def hammer(url: str, plan: Plan, seconds: float, together: threading.Barrier, found: Any, *, in_loop: bool) -> None:
@@ -41,3 +41,22 @@ async def _hammer_in_loop(
         if (await store.aspend(plan, PATIENT)).admitted:
             spans.append((before, time.monotonic()))
     await store.aclose()
+
+
+def drain(server: tuple[str, str], limit: str, count: int, start: threading.Barrier, came: Any) -> None:
+    """Wait until all are there, and say when they were and when one's own items came, to whichever of eight tasks."""
+
+    async def main() -> list[float]:
+        url, prefix = server
+        async with AsyncLimiter(url, timeout=PATIENT, key_prefix=prefix) as limiter:
+            await limiter.peek("pace", limit)
+            start.wait(4 * PATIENT)
+            times, paced = [time.monotonic()], limiter.pace(range(count), limit)
+
+            async def work() -> None:
+                times.extend([time.monotonic() async for _ in paced])
+
+            await asyncio.gather(*[work() for _ in range(8)])
+            return times
+
+    came.put(asyncio.run(main()))
