@@ -696,7 +696,7 @@ def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -
 
 # --- real processes ---------------------------------------------------------------------------------------------------
 
-RATE, BURST, LONG = 200, 50, 1.0
+RATE, BURST, LONG = 200, 50, 1.5
 SHARED = Limit(f"{RATE}/second burst {BURST}", lease=20)
 
 
