@@ -74,7 +74,7 @@ def charges_of(key: str, limits: tuple[Limit, ...], cost: int = 1, slot: int = 0
 def test_histories_property(scripted: Scripted, kind: str) -> None:  # noqa: C901 - one history of everything
     """Script and memory store agree on every field under any history of bans, and so does a bucket that never was banned."""
     seen = {"banned": 0, "passed after": 0, "refunded under": 0, "reset under": 0, "longer than the ban": 0}
-    for seed in range(max(12, HISTORIES // 25)):
+    for seed in range(max(40, HISTORIES // 25)):
         rnd = random.Random(f"{kind} {seed}")
         clock = Clock()
         scripted.clock, memory, twin = clock, MemoryStore(clock), Twin(clock)

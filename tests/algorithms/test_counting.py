@@ -176,7 +176,7 @@ def same(event: Event, reading: Reading) -> None:
 @pytest.mark.parametrize("block", range(4))
 @pytest.mark.parametrize("algorithm", ["fixed_window", "sliding_window", "sliding_log"])
 def test_histories_property(scripted: Scripted, algorithm: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Script and memory store agree with the oracle on every answer, over thousands of histories."""
+    """Script and memory store agree with the oracle on every answer, over hundreds of histories."""
     here = SimpleNamespace(now=0, time_ns=lambda: here.now * 1000)
     monkeypatch.setattr(fixed_window, "time", here)
     for first in range(block * AT_ONCE, HISTORIES, 4 * AT_ONCE):

@@ -190,7 +190,7 @@ def hit(request: pytest.FixtureRequest, client: redis.Redis) -> Callable[..., De
 @pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(4))
 def test_histories_property(scripted: Scripted, block: int) -> None:
-    """Script and memory store agree with the oracle on every debt and every field, over a thousand histories."""
+    """Script and memory store agree with the oracle on every debt and every field, over hundreds of histories."""
     for seed in range(block, HISTORIES, 4):
         oracle = Oracle()
         events = history(random.Random(seed), oracle)

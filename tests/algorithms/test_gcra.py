@@ -60,7 +60,7 @@ def limits(draw: st.DrawFn) -> Limit:
 
 def histories() -> st.SearchStrategy[list[tuple[Fraction, int]]]:
     """Waits, as a share of the time that one request takes to be earned back, and costs."""
-    return st.lists(st.tuples(st.fractions(0, 5, max_denominator=50), st.integers(0, 6)), max_size=40)
+    return st.lists(st.tuples(st.integers(0, 300).map(lambda part: Fraction(part, 60)), st.integers(0, 6)), max_size=20)
 
 
 def us(seconds: float) -> int:

@@ -93,7 +93,7 @@ def a_plan(rnd: random.Random, key: str, limits: tuple[Any, ...], held: list[Any
 def test_histories_property(scripted: Scripted, kind: str) -> None:
     """Script and memory store agree on any history, with several plans in a call, and when the clock steps."""
     both, seen = Both(scripted), dict.fromkeys(("found", "gone", "expired"), 0)
-    for seed in range(40):
+    for seed in range(20):
         rnd, key, held = random.Random(f"{kind} {seed}"), uuid4().hex, list[Any]()
         before, begun = 0, list[Any]()
         for _ in range(40):

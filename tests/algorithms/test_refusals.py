@@ -67,7 +67,7 @@ def charge_of(key: str, limit: Limit) -> Charge:
 def test_histories_property(scripted: Scripted, kind: str) -> None:
     """Script and memory store begin the bans that the definition asks for, under any history, and of the same length."""
     begun = 0
-    for seed in range(20):
+    for seed in range(10):
         rnd = random.Random(f"{kind} {seed}")
         chances: list[tuple[float, ...]] = [(1, 10), (1, 7), (1, 1.5, 2), (7, 40)]
         ban = Ban(rnd.choice((1, 2, 5, 30)), *map(rnd.choice, chances))

@@ -39,7 +39,7 @@ COSTS = (0, 1, 1, 1, 1, 2, 3, 10, 1000, 10**9, 10**30)
 FORWARD = (0, 0, 1, 2, 1000, 333_333, 10**6, 10**7, 3_600 * 10**6, 400 * 86_400 * 10**6)
 BACK = (-1, -333_333, -(10**7))
 AHEAD = (0, 0, 0, 1, 10**6, 10**8)
-BLOCK = 500
+BLOCK = 200
 
 
 @lru_cache(maxsize=1000)
@@ -150,7 +150,7 @@ def same(event: Event, reading: Reading) -> None:
 @pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("block", range(HISTORIES // BLOCK))
 def test_histories_property(scripted: Scripted, client: redis.Redis, block: int) -> None:
-    """Script and memory store agree with Guava in fractions on every state and every promise, over a thousand histories."""
+    """Script and memory store agree with Guava in fractions on every state and every promise, over hundreds of histories."""
     histories = [history(random.Random(seed)) for seed in range(block * BLOCK, (block + 1) * BLOCK)]
     with client.pipeline(transaction=False) as pipe:
         for events in histories:

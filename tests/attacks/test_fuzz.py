@@ -45,7 +45,7 @@ def test_the_fuzzer_finds_what_breaks_a_parser(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_fuzzer_runs_as_a_program() -> None:
     """It drives every parser, prints a table, and ends with status 0 where nothing was found."""
-    command = [sys.executable, "-m", "tests.attacks.fuzz", "--inputs", "5000", "--seed", "1"]
+    command = [sys.executable, "-m", "tests.attacks.fuzz", "--inputs", "1500", "--seed", "1"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from limitgate.routes.overview import overview
 from limitgate.routes.starlette import routes_of
 from tests.support.command_line import CliRunner
 
-MANY = 1_000
+MANY = 300
 SHORT = 1_500
 """Characters of a line that people still read."""
 LONG = "z" * 100_000
@@ -65,7 +65,7 @@ def test_log_lines_about_changes(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.INFO, "limitgate")
     other_rules(tmp_path)
     (line,) = [line for line in caplog.messages if line.startswith("rules read again")]
-    assert line.count("… and 990 more") == 2
+    assert line.count(f"… and {MANY - 10} more") == 2
     assert len(line) < SHORT
 
 
@@ -136,5 +136,5 @@ def test_tables_of_routes() -> None:
         Rule("excluded", "9/minute", path=paths),
     ]
     table = overview([RuleSet(rules)], routes_of(Starlette(routes=[Route("/x", PlainTextResponse("x"))])))
-    assert table.count("… and 990 more") == 3
+    assert table.count(f"… and {MANY - 10} more") == 3
     assert max(map(len, table.splitlines())) < SHORT

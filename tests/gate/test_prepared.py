@@ -164,6 +164,7 @@ def kept(store: MemoryStore, now: int) -> dict[str, Any]:
     }
 
 
+@cache
 def rules() -> RuleSet:
     caller = KnownCaller(id="acme", api_key=f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}", tier="vip")
     return RuleSet(RULES, callers=[caller])
@@ -272,7 +273,7 @@ requests = st.tuples(
         (asgi, {"identify": aidentify}),
     ],
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(visits=st.lists(requests, min_size=1, max_size=30))
 def test_a_prepared_plan_is_what_would_have_been_planned(door: Any, options: Any, visits: list[Any]) -> None:
     """Property: responses, decisions and buckets are the same, whether a store takes plain plans or not."""

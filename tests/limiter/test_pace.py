@@ -31,6 +31,7 @@ from limitgate.limiter.pace import evenly
 from limitgate.process import waiting
 from tests.support.attempts import at_best
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE
+from tests.support.hammering import drain
 from tests.support.redis_server import RedisServer
 from tests.support.virtual import World
 
@@ -756,25 +757,6 @@ def test_threads_whose_store_fails_lose_nothing(monkeypatch: pytest.MonkeyPatch)
 # --- the true time ----------------------------------------------------------------------------------------------------
 
 
-def _drain(server: tuple[str, str], limit: str, count: int, start: Any, came: Any) -> None:
-    """One process: wait until all are there, and say when they were and when its items came, to whichever of eight tasks."""
-
-    async def main() -> list[float]:
-        url, prefix = server
-        async with AsyncLimiter(url, timeout=PATIENCE, key_prefix=prefix) as limiter:
-            await limiter.peek("pace", limit)
-            start.wait(PROCESS_PATIENCE)
-            times, paced = [time.monotonic()], limiter.pace(range(count), limit)
-
-            async def work() -> None:
-                times.extend([time.monotonic() async for _ in paced])
-
-            await asyncio.gather(*[work() for _ in range(8)])
-            return times
-
-    came.put(asyncio.run(main()))
-
-
 def test_processes_share_one_rate(redis_server: RedisServer) -> None:
     """Together they let through what the limit says: no more at any time, and more than if all counted for each of them."""
     each, processes, rate = 100, 3, 200
@@ -794,7 +776,7 @@ def _times_of_items(redis_server: RedisServer, limit: str, each: int, processes:
     context, prefix = multiprocessing.get_context("spawn"), uuid4().hex
     start, came = context.Barrier(processes), context.Queue()
     arguments = ((redis_server.url, prefix), limit, each, start, came)
-    running = [context.Process(target=_drain, args=arguments) for _ in range(processes)]
+    running = [context.Process(target=drain, args=arguments) for _ in range(processes)]
     for process in running:
         process.start()
     began, seen = [], []

@@ -8,13 +8,14 @@ from uuid import uuid4
 
 import pytest
 import redis
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from limitgate import Limit, MemoryStore
 from limitgate.limits.bucket import LEASE_SPARE_US, Bucket, bucket_of
 from limitgate.limits.limit import MAX_OWED_US
 from limitgate.limits.plan import Charge, Plan, Reading, full_refund, refund
 from tests.support.clock import Clock
+from tests.support.effort import EXAMPLES
 from tests.support.scripted import Scripted
 
 SECOND = 1_000_000
@@ -99,6 +100,7 @@ def wait(stored: StoredBucket, eighths: int, more: int) -> int:
     return us
 
 
+@settings(max_examples=EXAMPLES // 2)
 @given(bucket=all_buckets, charged=st.tuples(costs, costs, costs), pauses=st.tuples(shares, shares, st.integers(0, 3)))
 def test_refund_without_other_requests_is_exact_property(
     open_bucket: Open, bucket: Bucket, charged: tuple[int, int, int], pauses: tuple[int, int, int]
@@ -119,6 +121,7 @@ def test_refund_without_other_requests_is_exact_property(
         assert ideal <= owed < ideal + limit.count
 
 
+@settings(max_examples=EXAMPLES // 2)
 @given(bucket=all_buckets, costs=st.lists(st.integers(0, 12), min_size=2, max_size=5), pauses=st.tuples(shares, shares))
 def test_refund_after_several_corrections_uses_the_last_property(
     open_bucket: Open, bucket: Bucket, costs: list[int], pauses: tuple[int, int]
@@ -140,6 +143,7 @@ def test_refund_after_several_corrections_uses_the_last_property(
 users = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 40), st.integers(0, 3_000_000)), min_size=1, max_size=6)
 
 
+@settings(max_examples=EXAMPLES // 2)
 @given(
     asked=users, order=st.randoms(use_true_random=False), limit=st.sampled_from(["10/second", "100/minute", "3 per 7 seconds"])
 )

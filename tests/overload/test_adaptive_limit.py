@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("_unwatched")
 
 WALL = 1000.0
 """What the wall clock is ahead; a multiple of five seconds, so that dips are at those of the test's clock, too."""
-HISTORIES = 10 * EXAMPLES
+HISTORIES = 4 * EXAMPLES
 """A million of them where `make fuzz` asks for 100,000 examples."""
 TENTH = Fraction(1, 10)
 

@@ -7,7 +7,7 @@ by trying, and the days of a time zone by looking at its calendar, minute by min
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import lru_cache
@@ -254,13 +254,18 @@ def _begins(zone: str, days: int, months: int, around: int) -> list[int]:
         first = date(1970, 1, 1) if days % 7 else date(1970, 1, 5)
         return (local.date() - first).days // days, local.utcoffset()
 
+    def changes(first: int, last: int, step: int, *finer: int) -> Iterator[int]:
+        """Ends of the finest steps during which anything changes."""
+        before = looked_up(first)
+        for moment in range(first + step, last + 1, step):
+            if (after := looked_up(moment)) != before:
+                yield from changes(moment - step, moment, *finer) if finer else (moment,)
+                before = after
+
     begins, first = [], around - around % 3600 - span
-    latest, _ = before = looked_up(first)
-    for hour in range(first, around + span, 3600):
-        if looked_up(hour + 3600) != before:
-            for minute in range(hour, hour + 3601, 60):
-                number, _ = before = looked_up(minute)
-                if number > latest:
-                    begins.append(minute * US)
-                    latest = number
+    latest, _ = looked_up(first)
+    for minute in changes(first, around + span, 12 * 3600, 3600, 60):
+        if (number := looked_up(minute)[0]) > latest:
+            begins.append(minute * US)
+            latest = number
     return begins

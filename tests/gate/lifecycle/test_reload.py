@@ -727,7 +727,7 @@ def test_a_slow_identify_does_not_mix_rules(config: Path) -> None:
 OLD = ("limits: [1000000/second]", "limits: [2000000/minute]")
 NEW = ("limits: [3000000/minute]", "limits: [4000000/hour]")
 SETS = {(("r0", 1_000_000), ("r1", 2_000_000)): "old", (("r0", 3_000_000), ("r1", 4_000_000)): "new"}
-REQUESTS = int(os.environ.get("LIMITGATE_TEST_REQUESTS", "10000"))
+REQUESTS = int(os.environ.get("LIMITGATE_TEST_REQUESTS", "3000"))
 
 
 def explained(windows: Any) -> str:
@@ -1052,11 +1052,11 @@ def test_a_clock_that_stands_still_does_not_stop_it(config: Path) -> None:
 
 
 def many_rules() -> list[str]:
-    return [f"limits: [5/s, {n + 1}/hour], path: ['/api/v{n}/{{id}}', '/b/{n}/**'], methods: [GET, POST]" for n in range(1000)]
+    return [f"limits: [5/s, {n + 1}/hour], path: ['/api/v{n}/{{id}}', '/b/{n}/**'], methods: [GET, POST]" for n in range(300)]
 
 
 def test_a_large_set_is_not_freed_in_one_go(config: Path) -> None:
-    """While the interpreter frees a tree no other thread runs. Of 1,000 rules, a million blocks take about 0.1 s."""
+    """While the interpreter frees a tree no other thread runs. Of 300 rules, 300,000 blocks take about 30 ms."""
     write(config, *many_rules())
     gate = LimitGateWSGI(None, rules=config, reload=NEVER).gate
     assert gate is not None
@@ -1081,7 +1081,7 @@ def test_a_large_set_is_not_freed_in_one_go(config: Path) -> None:
         sys.setprofile(before)
         gc.enable()
     assert gate.loads.ok == 2
-    assert most < 50_000, most
+    assert most < 15_000, most
 
 
 COLLECTIONS = """

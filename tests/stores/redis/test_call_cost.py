@@ -187,7 +187,7 @@ def told(plan: Plan, reading: Reading) -> tuple[float, ...]:
 
 @pytest.mark.usefixtures("_unwatched")
 @pytest.mark.parametrize("wait", [0, 150], ids=["hits", "turns"])
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(4))
 def test_long_histories_of_long_logs(client: redis.Redis, seed: int, wait: int) -> None:
     """Over thousands of requests, refunds and debts, logs of several pages are as the memory store has them.
 
@@ -224,7 +224,8 @@ def test_long_histories_of_long_logs(client: redis.Redis, seed: int, wait: int) 
 def test_an_old_charge_is_given_back_from_either_end(client: redis.Redis) -> None:
     """Whatever charge of a long log is given back, or a part of it, all waits after it are exact."""
     count = 1_000
-    for moment, cost, expired in itertools.product((0, 1, 150, 350, 498, 499), (0, 1), (0, 30)):
+    for place, (moment, cost) in enumerate(itertools.product((0, 1, 150, 350, 498, 499), (0, 1))):
+        expired = 30 * ((place + place // 2) % 2)
         twins, charged = Twins(client, 60), []
         for _ in range(expired):
             twins.spend(Plan((twins.charge(count, 1),)))

@@ -46,6 +46,7 @@ def until_promoted(doors: list[Door], asked: Any, promoted: Callable[[], bool]) 
         assert time.monotonic() < deadline
         for door in doors:
             attempts_in(door, asked)
+        time.sleep(0.02)
 
 
 def is_so(promoted: Callable[[], bool]) -> bool:

@@ -28,12 +28,13 @@ from limitgate.stores.redis import leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
 from tests.support.effort import EXAMPLES, RANDOM
+from tests.support.hammering import hammer
 from tests.support.lease_world import START, History, Process, World
 from tests.support.proxy import calls_to
 from tests.support.redis_server import RedisServer
 from tests.support.threads import Began
 
-SEEDS = 2 * EXAMPLES
+SEEDS = EXAMPLES
 BLOCKS = 4
 SLOW = Limit("100000 per 366 days", lease=50)
 """So slow that next to nothing drains while a test runs."""
@@ -695,22 +696,8 @@ def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -
 
 # --- real processes ---------------------------------------------------------------------------------------------------
 
-RATE, BURST, LONG = 200, 50, 2.0
+RATE, BURST, LONG = 200, 50, 1.5
 SHARED = Limit(f"{RATE}/second burst {BURST}", lease=20)
-
-
-def hammer(url: str, together: threading.Barrier, found: Any, *, in_loop: bool) -> None:
-    """Ask as fast as possible for a while, at the same time as others; between which times each request was admitted."""
-    door = AsyncDoor(AsyncRedisStore(url)) if in_loop else Door(RedisStore(url))
-    plan, spans = a_plan(SHARED), []
-    with contextlib.closing(door):
-        door.spend(plan._replace(verb="peek"))
-        together.wait()
-        end = time.monotonic() + LONG
-        while (before := time.monotonic()) < end:
-            if door.spend(plan).admitted:
-                spans.append((before, time.monotonic()))
-    found.put(spans)
 
 
 def test_real_processes_admit_no_more_than_their_limit(own_redis: RedisServer) -> None:
@@ -718,7 +705,9 @@ def test_real_processes_admit_no_more_than_their_limit(own_redis: RedisServer) -
     context = multiprocessing.get_context("spawn")
     together, spans = context.Barrier(3), context.Queue()
     processes = [
-        context.Process(target=hammer, args=(own_redis.url, together, spans), kwargs={"in_loop": place == 0})
+        context.Process(
+            target=hammer, args=(own_redis.url, a_plan(SHARED), LONG, together, spans), kwargs={"in_loop": place == 0}
+        )
         for place in range(3)
     ]
     for process in processes:

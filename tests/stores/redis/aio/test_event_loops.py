@@ -131,7 +131,7 @@ def test_event_loops_in_several_threads(redis_server: RedisServer, url: str) -> 
         assert (await limiter.wait(f"{key}:{number}", "1000/second burst 1", timeout=10)).allowed
 
     def worker(number: int) -> None:
-        for _ in range(40):
+        for _ in range(15):
             asyncio.run(view(number))
 
     with ThreadPoolExecutor(8) as pool:

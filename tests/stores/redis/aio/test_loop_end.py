@@ -113,9 +113,9 @@ async def _until(condition: Callable[[], bool]) -> None:
         if condition():
             break
         assert time.monotonic() < deadline
-        if looks % 10 == 0:
+        if looks % 10 == 9:
             gc.collect()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)

@@ -258,7 +258,7 @@ def test_the_worst_of_many_holds_property(redis_server: RedisServer, limit: str,
     rnd, bucket = random.Random(seed), bucket_on(redis_server, limit)
     most_held = left = 0
     request_us = max(1, bucket.weight // bucket.count)
-    for _ in range(60):
+    for _ in range(30):
         step = rnd.random()
         if step < 0.35:
             bucket.hold(rnd.choice((1, 1, 2)))

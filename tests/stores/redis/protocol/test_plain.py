@@ -105,7 +105,7 @@ def test_what_is_sent_keeps_no_template() -> None:
 VISITS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS))
 
 
-@given(plain_charges((*STRAIGHT, "concurrency")), st.lists(VISITS, min_size=1, max_size=20))
+@given(plain_charges((*STRAIGHT, "concurrency")), st.lists(VISITS, min_size=1, max_size=10))
 def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: verdicts, debts, bytes in Redis and how long they stay are the same, unless it is left to the other one."""
     twins = Twins(client, charges)
@@ -127,7 +127,7 @@ def test_both_scripts_say_and_keep_the_same(client: redis.Redis, charges: list[C
 
 @given(
     plain_charges(("sliding_log", "sliding_log", "concurrency", "gcra", "fixed_window")),
-    st.lists(VISITS, min_size=1, max_size=20),
+    st.lists(VISITS, min_size=1, max_size=10),
 )
 def test_the_script_for_all_plans_carries_out_plain_ones(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: plain plans beside others in a call are read like these, and what they keep is the same."""
@@ -163,7 +163,7 @@ def kept_alike(first: tuple[Any, Any], second: tuple[Any, Any], bucket: Bucket) 
 REFUNDS = st.tuples(st.integers(0, 2), st.sampled_from(STEPS), st.integers(0, 7))
 
 
-@given(plain_charges(("gcra", "gcra", "concurrency")), st.lists(REFUNDS, min_size=1, max_size=20))
+@given(plain_charges(("gcra", "gcra", "concurrency")), st.lists(REFUNDS, min_size=1, max_size=10))
 def test_both_scripts_give_back_the_same(client: redis.Redis, charges: list[Charge], visits: list[Any]) -> None:
     """Property: what buckets owe once something is given back, and how long they stay, is the same by either script."""
     twins = Twins(client, charges)
