@@ -246,7 +246,7 @@ def test_histories_meet_every_case() -> None:
 def test_a_key_lives_as_long_as_its_debt(client: redis.Redis, *, back: bool) -> None:
     """Every key is written with a time to live that ends when its debt has drained, at most 2 ms after."""
     scripted = Scripted(client, on_set=f"server.call('SET', key .. '{TTL_SUFFIX}', string.format('%d', fake + ttl * 1000))")
-    for seed in range(200):
+    for seed in range(100):
         oracle = Oracle()
         with client.pipeline(transaction=False) as pipe:
             for event in history(random.Random(seed), oracle, back=back):
