@@ -1,8 +1,8 @@
 """Turns the parts of a composite key into the digest that names a bucket.
 
-Values are encoded with name and length, so that no value can imitate another part or a separator. The lines of a header are
-stripped and joined by commas; an empty header is missing. If a part is missing, the client's address replaces it, under a
-reserved name: a client that omits a part gets no new or shared bucket.
+Values are encoded with name and length, so that no value can imitate another part or a separator. Lines of a header are
+stripped and joined by commas. An empty header counts as missing. The client's address, under a reserved name, replaces a
+missing part: a client gains no bucket by omitting one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Value(NamedTuple):
 
 
 _SHORT = 200
-"""Characters; longer values become digests."""
+"""Maximum length in characters; longer values become digests."""
 
 
 class Key:
@@ -102,7 +102,7 @@ class Key:
 
 
 class PreparedKey:
-    """A key that lacks only the client's parts."""
+    """A key with everything except the client's parts."""
 
     __slots__ = ("_route", "_text", "digest", "is_by_address", "prefix", "tail")
 
@@ -151,12 +151,12 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""By length of the address."""
+"""Start of an encoded IPv4 address, by its length."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
 _SHARED = frozenset({"path", "method", "host", "tier", "global"})
-"""Parts that don't name a client."""
+"""Parts that many clients share."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
@@ -177,7 +177,7 @@ def value_of(value: object, name: str) -> Value:
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Return None for a missing part, see `user_id`. Raises `TypeError` without an id."""
+    """Return the text of a value; None if missing, see `user_id`. Raises `TypeError` for an object without an id."""
     try:
         return user_id(value)
     except NoIdError as error:
@@ -185,7 +185,7 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Return the text of further key parts."""
+    """Return the text of the key parts that the application passed."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
@@ -229,7 +229,7 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return a part's value; empty or None if missing."""
+    """Return a part's value, or an empty one."""
     return _reader(label)(subject)
 
 

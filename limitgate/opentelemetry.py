@@ -22,8 +22,8 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 class OpenTelemetryObserver:
     """Exports all metrics to a meter provider, by default the global one, which may be set later.
 
-    A later provider gets all counters and gauges since the start. A histogram's counts and sums are exact, but not its minimum
-    and maximum. Observers of the same provider are equal.
+    A provider set later gets all counts since the start. Histograms have exact counts and sums, but approximate minima and
+    maxima. Observers of the same provider are equal.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:
@@ -47,7 +47,7 @@ class OpenTelemetryObserver:
         return hash((OpenTelemetryObserver, id(self._meter_provider)))
 
     def reset_after_fork(self) -> None:
-        """A child is another service instance."""
+        """Start new series, because a forked child is another service instance."""
         for values in self._values.values():
             values.clear()
 
