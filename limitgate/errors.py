@@ -109,7 +109,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
-        """Make an error for a line of a file; the first line is 1."""
+        """Make an error for a line of a file."""
         place = file if line is None else f"{file}:{line}"
         mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
         mistake.file, mistake.line = file, line
@@ -147,7 +147,6 @@ class ConfigError(LimitGateError, ValueError):
 
 
 def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
-    """Yield the fields and reasons of one entry in a report: a validator may report several errors."""
     field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     own = context.get("error")
     if isinstance(own, ConfigError):

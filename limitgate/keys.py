@@ -66,7 +66,6 @@ class Key:
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Return labels and values for display."""
         found = {}
         for labels in self._labels:
             # Stop at the first one, as for the key: a later alternative may be slow to find.
@@ -185,7 +184,6 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Return the text of the key parts that the application passed."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
@@ -229,7 +227,6 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return a part's value, or an empty one."""
     return _reader(label)(subject)
 
 

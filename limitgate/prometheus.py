@@ -43,7 +43,6 @@ __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generat
 _log = logging.getLogger("limitgate.prometheus")
 
 _JOINED = {"sum": "livesum", "min": "livemin", "max": "livemax", "each": "liveall"}
-"""prometheus-client's multiprocess mode for each way to combine gauges."""
 _FAMILIES = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,

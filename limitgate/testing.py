@@ -160,7 +160,6 @@ class FrozenClock:
 
 
 def _rounded_up(seconds: float) -> int:
-    """Convert to µs, rounded up. Floating-point errors don't add a microsecond."""
     return math.ceil(seconds * _SECOND - 0.01)
 
 
@@ -298,8 +297,6 @@ _memory: dict[StoreUrl, _StandIn] = {}
 
 
 class _NullStore:
-    """A store that admits everything."""
-
     measures_silence = True
 
     def spend(self, plan: Plan, timeout: float = 0) -> Reading:

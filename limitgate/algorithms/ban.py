@@ -122,7 +122,6 @@ def ttl_us(state: int, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
-    """True if the waits for this cost are known."""
     return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 

@@ -217,7 +217,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:
-    """Return the slots to release (negative to renew), and their name."""
     return back, name
 
 

@@ -124,7 +124,6 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
-    """Return burst, cost, period, alignment, and three window boundaries around the date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
     calendar = _calendar(limit) if date else None
     ends = [0, 0, 0] if calendar is None else [calendar.begin(date), date, calendar.end(date)]

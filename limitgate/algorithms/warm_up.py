@@ -177,7 +177,6 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return count, storage, longest wait in µs (negative if the cost never fits), warmth and ticks."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us
@@ -185,7 +184,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
-    """Return ticks as whole µs and a remainder, warmth, µs until the turn, grace, and warmth after the charge."""
     ticks, warmth, turn, warmest = back
     return *divmod(ticks, limit.count), warmth, turn, grace_us, warmest
 

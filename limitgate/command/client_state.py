@@ -35,7 +35,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 _ANY_LIMIT = ["1/second"]
-"""Replaces limits that are known at run time only. Bans don't depend on limits."""
+"""A ban doesn't need the limits."""
 _PLACEHOLDERS = frozenset("{<*^")
 _VALUE = re.compile(r"[0-9@]")
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
@@ -82,7 +82,6 @@ class ClientState(NamedTuple):
     name: str
     keys: Sequence[str]
     bucket: Any
-    """Like `RuleBucket`."""
     if_unused: str | None = None
 
     def hint(self) -> str | None:
@@ -94,7 +93,6 @@ class ClientState(NamedTuple):
 
 
 Use = Literal["peek", "reset", "ban"]
-"""A reset needs the client's limits, a peek shows them."""
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
@@ -197,7 +195,7 @@ def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequen
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """Check a caller named by id: a reset would miss limits that only ``identify`` knows."""
+    """Report that a reset may miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -270,12 +268,11 @@ def _given(text: str) -> tuple[str, str]:
 
 
 def _as_sent(value: str) -> str:
-    """Servers decode header bytes as latin-1."""
+    """Decode a header as servers do, by latin-1."""
     return value.encode().decode("latin-1")
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Return possible paths of the key: templates, or None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -325,7 +322,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Return the rule's template that has this spelling. A request's path is an error, because services count by template."""
+    """Return the rule's template for a path. Raise an error for a request's path, because services count by template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -360,7 +357,7 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if the service knows its routes, because it then has other buckets."""
+    """Warn that knowing the routes changes the buckets."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(

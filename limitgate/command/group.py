@@ -37,7 +37,7 @@ VERBS = {
     "page": "Serve the live page, which shows the same in a browser.",
     "exporter": "Export the figures of all processes to Prometheus.",
 }
-"""``command/verbs/VERB.py`` defines ``verb``, except ``schema``."""
+"""Each verb is ``verb`` in ``command/verbs/VERB.py``, except ``schema``."""
 _MODULES = {"peek": "clients", "reset": "clients", "ban": "clients", "pardon": "clients", "bans": "clients"}
 _MODULES |= {"status": "watch", "top": "watch"}
 """Modules that define several verbs, each under its own name."""
@@ -143,7 +143,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _told_at_the_end() -> Iterator[None]:
-    """Print the service's warnings after a verb, except the store's error."""
+    """Print the service's warnings after a verb. A `StoreError` isn't printed twice."""
     log, lines = logging.getLogger("limitgate"), _Lines()
     # Prevents Python from printing them itself.
     log.addHandler(lines)

@@ -43,7 +43,7 @@ _IS_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
-    """The 503 of ``on_error: closed``."""
+    """The 503 if the store fails and ``on_error`` is ``closed``."""
 
     status_code = 503
     default_detail: str = "The rate limit cannot be checked at the moment. Try again shortly."
@@ -52,14 +52,14 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
 
 
 class HeadersTooLarge(APIException):  # type: ignore[misc]  # as above
-    """The 431 for a header in a throttle's key that is too long."""
+    """The 431 for a header that is too long for a throttle's key."""
 
     status_code = 431
     default_code = "request_header_fields_too_large"
 
 
 class BodyUnread(APIException):  # type: ignore[misc]  # as above
-    """The 400, 408, 411 or 413 for a body that a throttle cannot read."""
+    """The 400, 408, 411 or 413 for a body that can't be read for a throttle."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail, refusal.reason.lower().replace(" ", "_"))
@@ -76,7 +76,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
-    """Limits such as ``10/minute``, or ``limits(request)``. The class is abstract if empty."""
+    """Limits such as ``10/minute``, or a function ``limits(request)``. Without limits, the class is abstract."""
     key: ClassVar[Iterable[str]] = (_USER,)
     """Key parts; an anonymous user counts by address."""
     name: ClassVar[str | None] = None
@@ -140,7 +140,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
 
 class _SettingsRates:
-    """The settings' rates, read on use so that tests can override them."""
+    """Rates read at each use, so that tests can override settings."""
 
     def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
         rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule for the scope of the class; None if there is no limit, or if the view has the scope."""
+    """The throttle's rule; None without a limit."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
