@@ -70,7 +70,7 @@ Field = tuple[str | int, ...]
 """Path to a field, for example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Maximum of errors of one kind in a report, because files may be hostile."""
+"""Errors of one kind per report; files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
 """A late reply, no connection, full memory, an invalid reply, or a process too busy to send."""

@@ -33,7 +33,7 @@ class OwnError(StoreError):
 def internal_error(error: Exception) -> StoreError:
     """Convert an exception to a `StoreError`, and log its location once (LG020).
 
-    The log omits the text of the exception, which may contain client data. Exceptions of signal handlers are raised unchanged.
+    The text isn't logged, because it may contain client data. Raises exceptions of signal handlers.
     """
     raise_interruption(error)
     if isinstance(error, StoreError):

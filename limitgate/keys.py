@@ -29,7 +29,7 @@ class Value(NamedTuple):
 
 
 _SHORT = 200
-"""Maximum length in characters; longer values become digests."""
+"""Characters; longer values become digests."""
 
 
 class Key:
@@ -176,7 +176,7 @@ def value_of(value: object, name: str) -> Value:
 
 
 def text_of(value: object, name: str) -> str | None:
-    """Return the text of a value; None if missing, see `user_id`. Raises `TypeError` for an object without an id."""
+    """Return None for a missing part, see `user_id`. Raises `TypeError` without an id."""
     try:
         return user_id(value)
     except NoIdError as error:

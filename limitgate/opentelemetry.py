@@ -47,7 +47,7 @@ class OpenTelemetryObserver:
         return hash((OpenTelemetryObserver, id(self._meter_provider)))
 
     def reset_after_fork(self) -> None:
-        """Start new series, because a forked child is another service instance."""
+        """A child is another service instance."""
         for values in self._values.values():
             values.clear()
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 _SECOND = 1_000_000
 _LATEST = 2**33
-"""Latest time of a clock in Unix seconds (the year 2242)."""
+"""Unix seconds (the year 2242)."""
 _CLOCK = "_clock"
 _REPLACED = ("monotonic", "require_running_clock", "sleep", "asleep", "sleep_until", "call_at")
 """Functions that a `FrozenClock` replaces."""
@@ -218,7 +218,7 @@ class _Block(AbstractContextManager[T]):
 
 
 class _SameForAll:
-    """A class attribute that overrides the attribute of every instance."""
+    """An attribute that overrides those of instances."""
 
     def __init__(self, name: str, value: object) -> None:
         self._name = name

@@ -32,7 +32,7 @@ class StraightRefund(NamedTuple):
     """
 
     grace: str
-    """Expression for the grace, see `limitgate.limits.plan.Adjustment`."""
+    """Expression, see `limitgate.limits.plan.Adjustment`."""
     refunded: str
     """Lines that refund the charge in an advanced state. They use ``grace{n}``."""
 
@@ -173,8 +173,8 @@ class Algorithm(Protocol):
     ) -> Sequence[State] | None:
         """Return the states after ``cost`` requests, the same object if unchanged; None if they don't fit into every window.
 
-        A request may also wait up to ``max_wait_us``. In a concurrency limit, ``slot`` is its name. If another limit delays the
-        request until ``turn_us``, it counts from that time.
+        A request may also fit within ``max_wait_us``. ``slot`` names it for concurrency limits. If another limit delays the
+        request until ``turn_us``, it counts from then on.
         """
 
     def apply_adjustment(

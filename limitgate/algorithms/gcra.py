@@ -1,8 +1,8 @@
 """GCRA (generic cell rate algorithm, ITU-T I.371) in integer ticks.
 
-The state is the *debt*: charges that hadn't drained at the last write, in ticks of 1/count µs. A request costs ``period_us``
-ticks; a microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the last write plus the debt. Because only the
-debt is stored, changed counts and clock steps are harmless.
+The state is the *debt*: undrained charges at the last write, in ticks of 1/count µs. A request costs ``period_us`` ticks; a
+microsecond drains ``count`` ticks. GCRA's theoretical arrival time is the last write plus the debt. Storing the debt makes
+changed counts and clock steps harmless.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def rescaled(debt: int, limit: LimitNumbers) -> int:
 def try_charge(
     debts: Sequence[int], bucket: BucketNumbers, cost: int, max_wait_us: int = 0, slot: int = 0, *, turn_us: int = 0
 ) -> Sequence[int] | None:
-    """Charge the windows. If a limit has ``borrow``, one window with room is enough."""
+    """If any limit has ``borrow``, one window with room is enough."""
     if not cost:
         return debts
     if turn_us:

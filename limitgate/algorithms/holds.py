@@ -53,7 +53,7 @@ class Entry(NamedTuple):
     name: int
     until: int
     refunds: Sequence[Any] = ()
-    """Refund of each charge; None if it isn't refunded."""
+    """Each charge's refund, or None."""
 
 
 class State(NamedTuple):

@@ -23,7 +23,7 @@ CAN_WAIT = True
 STRAIGHT: Straight | None = None
 
 MAX_ENTRIES = 10_000
-"""Maximum of entries. Each takes 16 bytes here, and 13 to 30 in Redis."""
+"""An entry takes 16 bytes, in Redis 13 to 30."""
 MAX_TURNS = MAX_ENTRIES
 LATEST = MAX_OWED_US
 """Time of a refund of the latest requests."""

@@ -89,7 +89,7 @@ def try_charge(
 
 
 def _held(states: Sequence[State], turn_us: int, bucket: BucketNumbers) -> Sequence[State]:
-    """Raise the debt so that no request is admitted before ``turn_us``. Idle time until then cools the window."""
+    """Admit no request before ``turn_us``. Idle time until then cools the window."""
     if not turn_us:
         return states
     ends = [max(debt, turn_us * count) for (debt, _), count in zip(states, bucket.counts)]

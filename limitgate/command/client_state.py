@@ -35,7 +35,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 _ANY_LIMIT = ["1/second"]
-"""A ban doesn't need the limits."""
+"""Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
 _VALUE = re.compile(r"[0-9@]")
 _WORD = re.compile(r"v[0-9]+([._-][0-9]+)?|[A-Za-z_-]+[0-9]")
@@ -357,7 +357,7 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn that knowing the routes changes the buckets."""
+    """Warn if the service knows its routes, because it then has other buckets."""
     pattern = rule.paths[0]
     if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
         say(

@@ -37,7 +37,7 @@ VERBS = {
     "page": "Serve the live page, which shows the same in a browser.",
     "exporter": "Export the figures of all processes to Prometheus.",
 }
-"""Each verb is ``verb`` in ``command/verbs/VERB.py``, except ``schema``."""
+"""``command/verbs/VERB.py`` defines ``verb``, except ``schema``."""
 _MODULES = {"peek": "clients", "reset": "clients", "ban": "clients", "pardon": "clients", "bans": "clients"}
 _MODULES |= {"status": "watch", "top": "watch"}
 """Modules that define several verbs, each under its own name."""

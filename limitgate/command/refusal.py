@@ -39,7 +39,7 @@ class _Refused(NamedTuple):
     decision: Decision | None
     """None without a store, or for callable limits."""
     is_certain: bool
-    """False if the client may have limits other than the rule's."""
+    """False if the client may have other limits."""
     ban: Ban | None
 
 

@@ -409,4 +409,5 @@ def _size_of(django: Any) -> int:
 
 
 def _module_of(function: Any) -> Any:
+    """``auser`` is a partial since Django 5.0."""
     return getattr(getattr(function, "func", function), "__module__", None)

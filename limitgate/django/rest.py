@@ -43,7 +43,7 @@ _IS_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not typed
-    """The 503 if the store fails and ``on_error`` is ``closed``."""
+    """The 503 of ``on_error: closed``."""
 
     status_code = 503
     default_detail: str = "The rate limit cannot be checked at the moment. Try again shortly."
@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The throttle's rule; None without a limit."""
+    """The rule for the scope of the class; None if there is no limit, or if the view has the scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()

@@ -108,7 +108,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 class Denials(NamedTuple):
     find: Callable[[Any, Refusal, Decision], Callable[..., Any] | None]
     are_handlers: bool
-    """True if handlers of the application answer, which the framework may have called already."""
+    """True if the framework may have called a handler."""
 
     def answer(self, place: Any, refusal: Refusal, decision: Decision | None) -> Callable[..., Any] | None:
         return None if refusal.status != STATUS or decision is None else self.find(place, refusal, decision)
@@ -190,7 +190,7 @@ OF_LIMITERS = {
     "shared_limit": "@limit('10/minute', name='database') of limitgate, below the route decorator",
 }
 AT_ONCE = 1.0
-"""A gate that is dropped within this many seconds after its creation is reported."""
+"""Gates dropped within this many seconds are reported."""
 
 
 @lacking("LimitGate", OF_LIMITERS)

@@ -18,7 +18,7 @@ from limitgate.rules.decorators import Mark
 EXCHANGE = "limitgate.exchange"
 """Key in a scope or environ; None if the gate is disabled."""
 PASSED = "limitgate.passed"
-"""Key in a scope or environ; its value is None if the gate is disabled."""
+"""Key of the middleware that forwarded the request without a decision."""
 REFUSAL_ID = "limitgate.refusal_id"
 OUTCOME = "limitgate.outcome"
 
@@ -44,7 +44,7 @@ class Exchange:
             load.show(admission)
 
     def open_admission(self) -> Admission:
-        """Return the admission for uses other than rate fields. It is no longer plain."""
+        """Return the admission, no longer plain, for use beyond rate fields."""
         admission = self._admission
         admission.is_plain = False
         return admission

@@ -52,6 +52,7 @@ def turn_shed_away_here(
 
 
 _send = ASGIExchange.send
+"""`super` is slower."""
 
 
 class ASGIExchangeInFlight(ASGIExchange):
@@ -171,7 +172,7 @@ def watch_upload(environ: MutableMapping[str, Any], permits: Permits) -> None:
 
 
 def chunks_in_flight(chunks: Iterable[bytes], permits: Permits) -> Iterator[bytes]:
-    """Yield the chunks. Only the time that the application needs for them counts as work."""
+    """Yield the chunks. Only the time to make them counts as work."""
     iterator: Iterator[bytes] | None = None
     while True:
         permits.busy()

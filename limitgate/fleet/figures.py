@@ -15,7 +15,7 @@ from limitgate.gate.journal import Ban
 MOST_WHO = 20
 """Listed clients per rule."""
 AWAY = 30.0
-"""Clock differences of more than this many seconds are reported."""
+"""Clock difference in seconds that is reported."""
 NOW = 15.0
 """A client counts as refused for this many seconds after a refusal."""
 Figures = dict[str, Any]

@@ -34,7 +34,7 @@ TIMEOUT: Final = 1.0
 _LAST: Final = 0.5
 _LONGEST_PAUSE: Final = 16.0
 _RENEWAL: Final = 900
-"""Number of snapshots (half an hour) after which the index is renewed."""
+"""Snapshots (half an hour) between renewals of the index."""
 _FLEET_BYTES, _LEAST, _MOST_BYTES = 1024 * 1024, 1536, 48 * 1024
 """Bytes: maximum of all snapshots, minimum and maximum of one."""
 

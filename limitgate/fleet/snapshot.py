@@ -105,7 +105,7 @@ class Snapshot:
     rates: tuple[float, float] = (0.0, 0.0)
     """Requests and refusals per second, over the last period."""
     history: Sequence[tuple[int, int, int]] = ()
-    """Unix time, requests and refusals of each `STEP` in the last 15 minutes."""
+    """Last 15 minutes by `STEP`: Unix time, requests, refusals."""
     process: str = ""
     """Id that all gates of a process share."""
 
@@ -327,7 +327,7 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """Make text printable and short. The result is cached, because processes report the same texts."""
+    """Make text printable and short. Cached, because processes report the same texts."""
     return shortened(printable(text), longest)
 
 

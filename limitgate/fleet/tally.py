@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
-"""Returns the name of a client, masked by the option ``names``."""
+"""Names a client by the option ``names``."""
 
 
 class Clients:
@@ -112,7 +112,7 @@ class Tally:
             clients.used, clients.refused = RecentSketch(), RecentSketch()
 
     def take(self, queue: Queue, pending: _Pending) -> None:
-        """Count a queue in every period until the queue is freed."""
+        """Count a queue until it is freed."""
         with self.lock:
             self._pending.append((ref(queue), pending))
 

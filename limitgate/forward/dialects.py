@@ -17,7 +17,7 @@ from limitgate.messages.text import listed
 
 FORWARDED_FOR = "x-forwarded-for"
 ANY_METHOD = ""
-"""Stands for an unknown method."""
+"""Unknown method."""
 
 _FAMILIES = (b"x-forwarded-", b"x-original-", b"x-limitgate-")
 _DROPPED = frozenset({b"forwarded", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"host"})
@@ -36,9 +36,9 @@ class Dialect(NamedTuple):
     name: str
     """First segment of a subrequest's path."""
     methods: Sequence[bytes]
-    """Headers with the method. If empty, the subrequest has the client's method."""
+    """Headers with the method; if empty, that of the subrequest."""
     uris: Sequence[bytes]
-    """Headers with the URI. If empty, the rest of the subrequest's path is the URI."""
+    """Headers with the URI; if empty, the rest of the subrequest's path."""
     host: bytes = b"host"
 
     @property
@@ -128,7 +128,7 @@ def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
 
 
 def as_itself(scope: Scope) -> Scope:
-    """Return the scope of an untrusted peer's subrequest. Headers that describe a request are dropped."""
+    """Return an untrusted peer's subrequest, without headers that describe a request."""
     own = [line for line in scope["headers"] if line[0] == b"host"]
     headers = [*[line for line in _kept(scope["headers"]) if line[0] != _KEPT], *own[:1]]
     return {**scope, "headers": headers}

@@ -107,7 +107,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """By thread or task, innermost last; None if unlimited."""
+        """Permits by thread or task, innermost last. Unlimited blocks have None."""
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread. Raises `RateLimited`."""
@@ -174,7 +174,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(permit.priority, delay)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
-        """End an owner's innermost block. A generator may end its block elsewhere; then any other block ends."""
+        """End an owner's innermost block. If a generator ends its block in another thread or task, any block ends."""
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
         blocks = self._blocks.get(owner)

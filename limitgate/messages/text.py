@@ -17,7 +17,7 @@ LONGEST = 200
 
 
 def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -> str:
-    """Format a list: ``a, b, … and 990 more``."""
+    """``a, b, … and 990 more``."""
     told = entries if len(entries) <= most + 1 else [*entries][:most]
     text = between.join([shortened(each) for each in told])
     left_out = len(entries) - len(told)
@@ -42,7 +42,7 @@ ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
 
 
 def masked(name: str) -> str:
-    """Return the first and last characters, at most half of them: ``20….7`` for 203.0.113.7."""
+    """First and last characters, at most half: ``20….7`` for 203.0.113.7."""
     shown = min(_SHOWN, len(name) // 4)
     return _replaced(f"{name[:shown]}…{name[len(name) - shown :]}")
 

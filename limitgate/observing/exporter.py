@@ -210,7 +210,7 @@ class MetricsExporter:
         self._is_exporting = False
 
     def before_fork(self) -> None:
-        """Wait for the end of an export, because the child must not inherit locks of observers."""
+        """Wait for the export, because the child must not inherit locks of observers."""
         with self._lock:
             pass
 

@@ -1,4 +1,4 @@
-"""Definitions of all metrics, which observers and the documentation use."""
+"""All metrics: source of instruments and documentation."""
 
 from __future__ import annotations
 

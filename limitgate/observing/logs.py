@@ -30,7 +30,7 @@ audit_log: logging.Logger = logging.getLogger("limitgate.audit")
 QUIET = 10.0
 """Seconds."""
 MOST = 4096
-"""Maximum of open episodes. Beyond it, the oldest one ends early."""
+"""Open episodes; the oldest ends early."""
 MINUTE = 60.0
 _PERIOD = 1.0
 _SHADOW = " (shadow: these requests pass)"
@@ -118,7 +118,7 @@ class Episodes:
             _log([(text, values, facts)])
 
     def look(self) -> bool:
-        """Log episodes that have ended. Return False if no episode is open."""
+        """Log ended episodes. False if none are left."""
         lines: list[_Line] = []
         with self._lock:
             at = self._clock()

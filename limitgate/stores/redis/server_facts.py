@@ -30,7 +30,7 @@ class ServerFacts(NamedTuple):
     """``Redis`` or ``Valkey``, with version."""
     role: str | None
     latency: float
-    """Median seconds."""
+    """Median round trip in seconds."""
     clock_difference: float | None
     """Seconds ahead of this machine."""
     policy: str | None
