@@ -139,7 +139,7 @@ _UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, AttributeError, Loo
 
 
 def _is_worker_file(path: Path) -> bool:
-    """True for a worker's file. Other files, FIFOs (which block) and empty files aren't."""
+    """Return False for unrelated files, FIFOs (which block) and empty files."""
     try:
         status = path.stat()
     except OSError:

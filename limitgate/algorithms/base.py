@@ -55,7 +55,7 @@ class Straight(NamedTuple):
     charged: str
     """Expressions for the integers after the charge, like ``kept``."""
     refund: StraightRefund | None
-    """None if stores call `Algorithm.apply_adjustment`."""
+    """Code of a full refund; None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
     """Packs the arguments of the Lua twin."""
     reported: str
@@ -134,7 +134,7 @@ class Algorithm(Protocol):
     MAX_TURNS: int
     """Maximum of booked turns; 0 if unlimited."""
     STRAIGHT: Straight | None
-    """None if stores call the functions below."""
+    """Code of an immediate charge; None if stores call the functions below."""
     IS_LIMIT: bool
     """False for a ban, which is hidden from `Decision.windows` while it is empty."""
     RESCALES: bool

@@ -59,7 +59,7 @@ class State(NamedTuple):
     now: int = 0
     """Current virtual time."""
     tickets: tuple[Ticket, ...] = ()
-    """In order of their turns."""
+    """Tickets in the order of their turns."""
     ends: tuple[tuple[int, int], ...] = ()
     """End of each tenant's last ticket, if in the future; the latest change last."""
     requests: int = 0

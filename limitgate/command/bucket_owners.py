@@ -102,7 +102,7 @@ class Trace(NamedTuple):
     line: int
     text: str
     client: str | None
-    """None in service logs, where ``names`` decides how clients appear."""
+    """Client of the request; None in service logs, which may mask clients."""
 
 
 def search(

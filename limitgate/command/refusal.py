@@ -37,7 +37,7 @@ class _Refused(NamedTuple):
     caller: str | None
     limits: Sequence[Limit]
     decision: Decision | None
-    """None without a store, or for callable limits."""
+    """Current state; None without a store, or for callable limits."""
     is_certain: bool
     """False if the client may have other limits."""
     ban: Ban | None

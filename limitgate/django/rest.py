@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule for the scope of the class; None if there is no limit, or if the view has the scope."""
+    """The rule of the class's scope; None without a limit, or if only the view has a scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()

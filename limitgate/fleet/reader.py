@@ -30,7 +30,7 @@ SHARE = 0.02
 """Share of a core that reading may take; large fleets are read less often."""
 STALEST = 10.0
 BESIDES_FRESH = 4.0
-"""The same for bans and the test of writes."""
+"""Seconds for which bans and the test of writes are shared."""
 
 
 class FleetReader:

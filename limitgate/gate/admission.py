@@ -115,7 +115,7 @@ class Admission:
     is_sent: bool = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
-    """Set if a rule charged tokens."""
+    """Reads the response's usage if a rule charged tokens."""
     has_slots: bool = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None

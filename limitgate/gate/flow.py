@@ -70,7 +70,7 @@ Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 """Yields a plan and a timeout in seconds, or an `Awaited`."""
 AnyRequest = AnyPlan | ConfigRequest | FleetRequest
 ConfigFlow = Generator[tuple[AnyRequest, float] | Awaited, Any, T]
-"""May also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
+"""A flow that may also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
 _KEPT = (ConfigRequest, FleetRequest)
 
 

@@ -42,9 +42,9 @@ class Gate:
     ) -> None:
         self.store = store
         self.rules: ActiveRules = rules
-        """May be replaced at any time: a request reads the attribute once."""
+        """A reload replaces the rules, so a request reads this attribute once."""
         self.has_begun: bool = False
-        """True after a decision that the store didn't make, see `Outages.has_answered`."""
+        """True after a decision without the store, see `Outages.has_answered`."""
         self.loads: ReloadStats = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""

@@ -394,7 +394,7 @@ class Request:
     method: str
     """Upper case; GET for HEAD and WebSockets."""
     sent_method: str
-    """As sent: routers may distinguish HEAD."""
+    """The method as sent, because routers may distinguish HEAD."""
     sent: str
     """Decoded path as sent."""
     root: str = ""
@@ -418,7 +418,7 @@ class Request:
     document: Any = UNREAD
     """Parsed JSON; None without a body, `UNREAD` before it is read."""
     raw_body: bytes = b""
-    """For `limitgate.llm.costs`."""
+    """Body for `limitgate.llm.costs`."""
     estimate: Any = None
     """Estimated tokens; None until needed."""
     source: Callable[[int], Awaitable[bytes]] | None = None

@@ -23,7 +23,7 @@ URN = "urn:limitgate:refusal:"
 
 _DIGITS = 32
 _TICK = 10_000
-"""In µs. Five bytes last until the year 2318."""
+"""Unit of an id's time in µs. Five bytes last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
 _LEFT, _RIGHT = 9, 10
 """Bytes of the two halves, which hold 3 of the rule's tag and 16 of the bucket's digest."""

@@ -50,7 +50,6 @@ class AdaptiveOptions(TypedDict, total=False):
 
 
 def terms_of(given: Mapping[str, Any]) -> Terms:
-    """Raises one `ConfigError` with all errors."""
     bounds = {name: value for name, value in given.items() if name in _BOUNDS}
     known = list(AdaptiveOptions.__annotations__)
     mistakes = [

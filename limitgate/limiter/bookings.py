@@ -105,7 +105,7 @@ class Bookings:
         self._forget(id(charge), charge.keys)
 
     def _forget(self, number: int, keys: Iterable[str]) -> None:
-        """Takes no lock: the garbage collector may call this."""
+        """Takes no lock, because the garbage collector may call this."""
         for key in keys:
             known = self._unsettled.get(key)
             if known is not None:

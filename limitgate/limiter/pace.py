@@ -35,7 +35,6 @@ class Spacing(Generic[T]):
             _check(limit, even=even)
 
     def of(self, item: T) -> tuple[tuple[Limit | Configured, ...], int]:
-        """Raises `TypeError`, `ValueError`, and errors of the cost callable."""
         try:
             cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
         except (StopIteration, StopAsyncIteration) as error:

@@ -66,7 +66,7 @@ class BucketParts(TypedDict, total=False):
 class RuleBucketOperations:
     def __init__(self, alike: Sequence[Sequence[Charge]], timeout: float, journal: JournalFlows | None = None) -> None:
         self._alike = alike
-        """For each key that the gate may use, its charges."""
+        """Charges for each key that the gate may use."""
         self._timeout = timeout
         self._journal = journal
 

@@ -121,7 +121,7 @@ class PlanTemplate:
         self.is_of_shadows: bool = True not in [charge.enforced for charge in counted]
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
-        """µs in Redis."""
+        """Time in Redis in µs."""
         self.facts: int = sum([charge.bucket.facts for charge in charges])
         self.counts: tuple[int, ...] = tuple([count for charge in counted for count in charge.bucket.counts])
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
@@ -199,7 +199,7 @@ class PlanTemplate:
         )
 
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
-        """Per window: remaining after the charges, and µs until full. None without a period."""
+        """Return for each window the remaining requests and the µs until full. None without a period."""
         if self._windows is None:
             left = [
                 (*left_after(state, charge.cost, limit), limit)
@@ -265,7 +265,6 @@ class PlanTemplate:
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
-        """``refusing`` and ``refusing_key``, without objects for a single rule."""
         if self._only_rule is None:
             return refusal.refusing, refusal.refusing_key
         return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
@@ -425,7 +424,6 @@ class PlainSpend(_Buckets):
         return Reading(self.now, self, self.admitted, self.waited, self.source)
 
     def decision(self, settlement: FinalCosts) -> Decision:
-        """Raises `ValueError` if a shadow rule refused."""
         decision = self.template.decide(self, settlement)
         if decision is None:
             raise ValueError(f"{self!r} has a shadow rule, expected rules that can refuse")

@@ -48,7 +48,7 @@ MOST_KEYS = 1_000
 _CONTENT = ("messages", "system", "instructions", "input", "prompt")
 """Fields with text in blocks. Other fields count only if these are empty."""
 _SCHEMAS = ("tools", "functions", "response_format", "text", "output_config", "output_format")
-"""Read as JSON."""
+"""Schemas, which count as JSON."""
 _MAXIMA = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NO_OUTPUT = ("/embeddings", "/moderations", "/count_tokens", "/input_tokens")
 """Ends of paths without output."""
@@ -108,7 +108,7 @@ def estimate_of(
 
 
 def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Parse a body; None if it isn't an object, or has too many values. Brackets and commas show how many there are."""
+    """Parse a body; None if it isn't an object, or has too many brackets and commas."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
     if document is not None:

@@ -44,7 +44,7 @@ class FairLine:
     def __init__(self, heads: int = 1) -> None:
         self._heads = heads
         self._called: dict[str, Ticket] = {}
-        """By tenant."""
+        """Called tickets by tenant."""
         self._queues: dict[str, dict[Ticket, None]] = {}
         """Other tickets of each tenant, in order."""
         self._next: list[Ticket] = []

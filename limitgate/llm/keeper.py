@@ -33,7 +33,7 @@ from limitgate.process.forking import reset_in_children
 MOST_KEYS = 1_000
 """The least recently used one is dropped."""
 MOST_REPORTS = 50
-"""Per second."""
+"""Reports per second."""
 SELDOM_S = 10.0
 """Seconds between reports about short requests."""
 _LONGEST_S = 1.0
@@ -105,7 +105,7 @@ class Keeper:
         self._forget(request.key, id(request))
 
     def _forget(self, key: str, number: int) -> None:
-        """Takes no lock: the garbage collector may call this."""
+        """Takes no lock, because the garbage collector may call this."""
         requests = self._under_way.get(key)
         if requests is not None:
             requests.pop(number, None)

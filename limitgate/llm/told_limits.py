@@ -35,7 +35,7 @@ class ToldLimits:
     def __init__(self, given: Windows) -> None:
         self._given = given
         self._known: WeakKeyDictionary[Any, OrderedDict[str, _Known]] = WeakKeyDictionary()
-        """By limiter and key."""
+        """Limits by limiter and key."""
         self._told: dict[tuple[str, Kind, int], ToldLimit] = {}
         self.reset_after_fork()
         reset_in_children(self)

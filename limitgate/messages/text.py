@@ -144,7 +144,7 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Compare names by common letters, order, and distance in the alphabet.
+    """Similarity of two names.
 
     ``qpn`` and ``qmp`` suggest ``qpm``; ``pth`` suggests ``path``, not ``qph``.
     """

@@ -109,7 +109,7 @@ class RuleSeries(Series):
         super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
         self.labels: tuple[str, str] = name, tier
         self.clients: Clients | None = clients
-        """None outside a fleet."""
+        """Clients that used the rule; None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
         self.is_shadow = False
         self.waiting: list[int] = [0]

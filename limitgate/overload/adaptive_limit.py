@@ -363,7 +363,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Return the number of failed requests. If there are many clients, the one with the most failures doesn't count."""
+        """Return the failed requests. Among many clients, the one with the most failures doesn't count."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 

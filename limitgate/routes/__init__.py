@@ -18,7 +18,7 @@ class Route(NamedTuple):
     template: str
     """Template, including mount points."""
     marks: tuple[Mark, ...] = ()
-    """Empty if the router refuses the method."""
+    """Marks of the endpoint; empty if the router refuses the method."""
 
 
 class Routes(Protocol):

@@ -22,7 +22,7 @@ from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, not
 from limitgate.rules.rule import Rule
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""Other convertors may match several segments."""
+"""Text whose convertors match within one segment."""
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # as in starlette.routing.Match
 
 
@@ -38,7 +38,7 @@ class StarletteRoutes:
         """Contents of `_lists` at the last update."""
         self._decorated = False
         self._version: object = None
-        """None if more than method and path select routes."""
+        """Version of the routes; None if more than method and path select routes."""
 
     def decorated(self) -> bool:
         self._current()

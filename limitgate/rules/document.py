@@ -17,7 +17,7 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""A number in YAML 1.2 or JSON that isn't one in YAML 1.1, or octal digits with 8 or 9."""
+"""Numbers that YAML 1.1 reads as text."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _LONGEST = 40  # characters
 _LARGEST = 1e15  # larger floats have an exponent

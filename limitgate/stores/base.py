@@ -29,9 +29,9 @@ class StoredConfig(NamedTuple):
     version: int
     """Number of replacements; 0 without a text."""
     text: str | None
-    """Empty if LimitGate didn't write it."""
+    """The text; empty if LimitGate didn't write it."""
     waited: float = 0.0
-    """Seconds, see `Reading`."""
+    """See `Reading`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
         return self._replace(waited=waited)
@@ -62,9 +62,9 @@ class StoredFleet(NamedTuple):
     """Store clock, Unix µs."""
     processes: int
     snapshots: Sequence[bytes] = ()
-    """Snapshots, empty if too long."""
+    """Snapshots; one that is too long is empty."""
     waited: float = 0.0
-    """Seconds, see `Reading`."""
+    """See `Reading`."""
 
     def having_waited(self, waited: float) -> StoredFleet:
         return self._replace(waited=waited)

@@ -17,7 +17,7 @@ V = TypeVar("V")
 BUCKETS = 65_536
 """Maximum of remembered buckets, stored by hash. At least the latest half is kept."""
 SOURCES = 65_536
-"""Stored by hash."""
+"""Maximum of remembered sources, stored by hash."""
 
 
 class Latest(Generic[V]):

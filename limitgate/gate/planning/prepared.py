@@ -193,7 +193,7 @@ class PreparedPlan:
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | Queue | None = None
         self.pending: Queue | None = None
-        """None outside a fleet."""
+        """Readings to count; None outside a fleet."""
         if self.template and rows:
             self.counter = PlainCounter(self.template, rows)
             counts = self.charged_rules[0].counts

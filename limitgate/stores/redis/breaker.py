@@ -24,7 +24,7 @@ log: logging.Logger = logging.getLogger("limitgate.store")
 
 FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Seconds; pauses double."""
+"""Seconds; each pause is twice the previous one."""
 CHANCE = random.SystemRandom()
 """Random numbers that differ in forks. The application's seeded generator isn't used."""
 PROBE_TIMEOUT = 0.5

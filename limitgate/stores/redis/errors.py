@@ -75,7 +75,7 @@ _HINDRANCES = (
 )
 """Diagnoses by parts of error texts, because redis-py removes the error codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command(?! called from)[ '"`]*([a-z|]+)""", re.IGNORECASE)
-"""Valkey's "Unknown command called from script" doesn't name the command."""
+"""Skips Valkey's "Unknown command called from script", which names no command."""
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)

@@ -79,9 +79,7 @@ def renewable_login(connection: Any) -> Login | None:
 
 
 _SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Probe after 30 idle seconds, every 5 s, 3 times, because load balancers drop idle connections. ``TCP_KEEPALIVE`` is for
-macOS.
-"""
+"""Load balancers drop idle connections. ``TCP_KEEPALIVE`` is for macOS."""
 KEEPALIVE: Mapping[int, int] = {getattr(socket, name): value for name, value in _SECONDS.items() if hasattr(socket, name)}
 
 _AT_ONCE = struct.pack("ii", 1, 0)

@@ -288,7 +288,6 @@ def blames_server(failure: StoreError) -> bool:
 
 
 def configuration(answer: Answer) -> Kept:
-    """Raises `StoreError`."""
     if isinstance(answer, Kept):
         return answer
     raise failure_by(answer)

@@ -93,7 +93,7 @@ class Session(Generic[Call]):
 
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
-        """The oldest first."""
+        """Calls, the oldest first."""
         self.is_settling: bool = False
         """True while the script's text is in flight, which no call may overtake."""
         self.has_more: bool = False

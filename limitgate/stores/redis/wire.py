@@ -80,7 +80,6 @@ _OF_COMMAND = re.compile(r"@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
 
 
 def error_of(text: str) -> RedisError:
-    """Raises `ValueError` for an unreadable redirection."""
     if of_command := _OF_COMMAND.search(text):
         text = of_command[1]
     code, _, message = text.partition(" ")

@@ -99,7 +99,7 @@ class AsyncCluster:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Refund parts of a plan, sent at ``since``, that another node refused. Return the refunds in flight."""
+        """Refund parts of a plan that was sent at ``since`` and refused elsewhere. Return refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]

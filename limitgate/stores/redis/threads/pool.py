@@ -26,7 +26,7 @@ from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, 
 CHECK_LOGINS_EVERY = 1.0
 """Seconds between checks of logins, and of connections that were closed."""
 MAX_CONNECTING = 4
-"""Threads per server."""
+"""Threads that connect, per server."""
 LOOK_EVERY = 1.0
 """Seconds between checks for unexpected data."""
 
