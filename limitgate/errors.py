@@ -70,7 +70,7 @@ Field = tuple[str | int, ...]
 """Path to a field, for example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Errors of one kind per report; files may be hostile."""
+"""Errors of one kind per report, because files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
 """A late reply, no connection, full memory, an invalid reply, or a process too busy to send."""
@@ -117,7 +117,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def first_of(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
-        """Return the first error, with all others once."""
+        """Return the first error; ``others`` has the rest without duplicates."""
         first, *others = dict.fromkeys([each for mistake in mistakes for each in mistake.every])
         first.others = tuple(others)
         return first

@@ -257,7 +257,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _forget(token: MarksToken | None) -> None:
-    """Reset the context variable. For an abandoned request, the context may be another one."""
+    """Reset the context variable. An abandoned request may end in another context."""
     if token is not None:
         with suppress(ValueError):
             decorators.decided_marks.reset(token)

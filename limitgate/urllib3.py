@@ -65,7 +65,7 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
     `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
     ``manager`` is the wrapped `PoolManager`. A retry after another status or a broken body takes a new turn. A retry of a
-    failed connection takes one only with ``adaptive`` or ``throttle``.
+    failed connection takes a turn only with ``adaptive`` or ``throttle``.
     """
 
     def __init__(

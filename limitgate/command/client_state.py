@@ -178,7 +178,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-    """Return a client's bucket. The rule's limits replace a caller's invalid ones, as in the service."""
+    """Return a client's bucket. As in the service, the rule's limits replace invalid limits of a caller."""
     own = parts.get("caller")
     if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
         say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)

@@ -272,7 +272,7 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
 
 def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of a view class's throttles; ``given`` overrides its attributes."""
+    """Return the rules of a view class's throttles; ``given`` overrides attributes of the class."""
     own = getattr(view, "get_throttles", None)
     if getattr(own, "__module__", None) != "rest_framework.views":
         return []

@@ -180,7 +180,7 @@ class FleetCollector:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sums of all processes, and gauges of those that live."""
+        """Return the sums of all processes, and gauges of live ones."""
         self.look()
         with self._lock:
             figures = self._reader.read()

@@ -285,7 +285,7 @@ class _Row:
         self._rates: _Rates = {}, {}
 
     def utilization(self, values: Sequence[Any]) -> float:
-        """Return the mean utilization of the recent decisions with the highest one."""
+        """Return the mean utilization of the highest histogram bucket with new counts."""
         before = self._values[0]
         self._values.append(list(values))
         for bucket in range(len(BOUNDS), -1, -1):

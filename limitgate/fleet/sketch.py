@@ -155,7 +155,7 @@ def top(sketch: Sketch) -> Top:
 def merge(tops: Iterable[Top], most: int | None = None) -> Top:
     """Add the counts of streams. Errors add up, because a name may also be in streams that don't list it.
 
-    If hits have a pause between them, ``since`` is the start of the later ones. ``most`` is the number of names to return.
+    If hits have a pause between them, ``since`` is the end of the pause. ``most`` is the number of names to return.
     """
     listed = list(tops)
     if len(listed) == 1:

@@ -281,7 +281,7 @@ class Queue:
         self.queue: list[Any] = self._pending.readings
         self.others: list[Any] = self._pending.others
         self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
-        """Returns False if a client of these keys needs a name. None while no client needs one."""
+        """Returns False if a client of these keys needs a name. None while no client needs a name."""
         tally.take(self, self._pending)
 
     def renew(self) -> None:

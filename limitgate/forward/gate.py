@@ -82,7 +82,7 @@ class ForwardGate:
             await self._decides(scope, receive, send)
 
     async def decide(self, scope: Scope, cost: int | None = None) -> Decided:
-        """Decide about a described request. ``cost`` replaces the rules' own."""
+        """Decide about a described request. ``cost`` replaces the costs of rules."""
         gate = self._decides.gate
         if gate is None:
             return Decided(None, [], None)

@@ -31,7 +31,7 @@ from limitgate.rules.options import OnError
 class Charging:
     """Charges the requests of one gate. The store has ``timeout`` seconds.
 
-    ``on_error`` applies to rules without their own. ``processes`` share the limits during an outage.
+    ``on_error`` applies to rules that don't set it. ``processes`` share the limits during an outage.
     """
 
     def __init__(

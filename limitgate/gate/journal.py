@@ -187,7 +187,7 @@ def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
 
 
 def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
-    """Read entries. Skip invalid ones: a damaged journal must not block bans."""
+    """Read entries. Skip invalid entries, because a damaged journal must not block bans."""
     found: list[T] = []
     listed = kept.get(name) if isinstance(kept, dict) else None
     for each in listed if isinstance(listed, list) else ():

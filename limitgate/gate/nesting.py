@@ -60,7 +60,7 @@ def raw_response_fields(admission: Admission) -> RawFields:
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Return the fields of this gate and inner ones, unless an outer gate adds them."""
+    """Return the fields of this gate and inner gates, unless an outer gate adds them."""
     if not admission.is_nested:
         return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):

@@ -87,7 +87,7 @@ class WorkDecision(Decision):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The limit on blocks in flight, with period 0. ``used`` includes reserved permits."""
+        """The limit on blocks in flight, whose period is 0."""
         used = self.limit - self.remaining
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 

@@ -117,7 +117,7 @@ def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds
 
 
 def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
-    """Keep a report; return the seconds until the next one. Raises `StoreError`."""
+    """Keep a report; return the seconds until the next report. Raises `StoreError`."""
     # For the store's clock, as those of processes differ.
     reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
     wait, now, place = LEAST_S, reading.now, _place(limiter, key)
@@ -201,7 +201,7 @@ def _index(limiter: Operations) -> str:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    """Empty if LimitGate didn't write it."""
+    """Parse the text; empty if LimitGate didn't write it."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -452,7 +452,7 @@ def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Deci
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a decision. The one with the least remaining becomes the tightest window."""
+    """Add adaptive limits to a decision. The limit with the least remaining becomes the tightest window."""
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force

@@ -538,7 +538,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Return the amounts of each charge, see `Adjustment`."""
+        """Return the ``back`` and ``grace`` of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)

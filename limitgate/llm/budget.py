@@ -132,7 +132,7 @@ class Budget(Remade):
         return AsyncBudgetReservation(spending)
 
     def exchange(self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str) -> Flow:
-        """Send a throttled client's request, as a flow. ``key`` is the host. Raises the library's errors."""
+        """Send a throttled client's request, as a flow. ``key`` is the host. Raises errors of the client library."""
         target = transport.target(request)
         spending = self.spending(request, body=target.body, host=key, path=target.path, field=target.field)
         if spending is None:

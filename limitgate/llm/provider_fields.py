@@ -246,7 +246,7 @@ def _time(value: str) -> float | None:
 
 
 def _clock(date: str | None, now: float) -> float:
-    """Return the provider's clock, or this one if they agree."""
+    """Return the provider's clock, or the local clock if they agree."""
     if date is None or len(date) > MOST_READ:
         return now
     try:

@@ -174,7 +174,7 @@ class _Lacking:
 
 
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
-    """Add names of other libraries to a class, each with its alternative. Type checkers and ``dir`` don't see them."""
+    """Add names of other libraries to a class, each with its alternative. Hidden from type checkers and ``dir``."""
 
     def decorate(kind: Kind) -> Kind:
         for name, cure in instead.items():
@@ -186,7 +186,7 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
 
 
 def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """Return a module's ``__getattr__`` (PEP 562) for such names."""
+    """Return a module's ``__getattr__`` (PEP 562) for names of other libraries."""
 
     def missing(name: str) -> NoReturn:
         if name in instead:

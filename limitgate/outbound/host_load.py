@@ -73,7 +73,7 @@ class AdaptiveThrottle:
         return True
 
     def count(self, now: float, *, accepted: bool) -> None:
-        """Count a request. A slightly late one counts in the newest bucket."""
+        """Count a request. A slightly late request counts in the newest bucket."""
         bucket = self._newest(now)
         bucket.requests += 1
         bucket.accepts += accepted

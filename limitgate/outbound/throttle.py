@@ -451,7 +451,7 @@ throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """Return the pause, 0 if the service's bucket is full within ``full_in`` seconds: turns already have this distance."""
+    """Return the pause; 0 if the service's bucket is full within ``full_in`` seconds, because turns have this distance."""
     if answer.refused:
         return answer.pause or _backoff(1)
     is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
@@ -481,7 +481,7 @@ def banned_for(decision: Decision) -> float:
 
 
 def _short(key: str) -> str:
-    """Shorten a key, because a service can choose long ones by redirects."""
+    """Shorten a key, because a service can choose long keys by redirects."""
     # The limiter rejects other types.
     if isinstance(key, str) and len(key) > _SHORT:
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

@@ -124,7 +124,7 @@ class RequestClass:
         return self._begin_own(client) if makes_many else shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
-        """Begin a client's baseline. It may replace one without recent requests."""
+        """Begin a client's baseline. May replace the baseline of a client without recent requests."""
         if len(self._own) >= MOST_OWN:
             gone = next((each for each in self._own if each not in self.made), None)
             if gone is None:

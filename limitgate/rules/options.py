@@ -288,7 +288,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise Python's `TypeError`, with the valid options."""
+    """Raise a `TypeError` that names the valid options."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -327,7 +327,7 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Check a header name. Raises `ConfigError`, also for the spelling of WSGI."""
+    """Check a header name. Raises `ConfigError`, also for WSGI's spelling of names."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name

@@ -484,7 +484,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return bool(answer)
 
     def supersedes(self, other: Rule, *, is_decorator: bool) -> bool:
-        """True if this rule replaces another one, or a ``@limit``."""
+        """True if this rule replaces another rule, or a ``@limit``."""
         if other is self:
             return False
         return other.name in self.replaces or (EVERY in self.replaces and other.has_limits and not is_decorator)
@@ -554,7 +554,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def fixed_costs(self) -> int | tuple[int, ...] | None:
-        """`costs_of`; None if it depends on the request."""
+        """`costs_of`; None if a cost depends on the request."""
         costs = [self.cost if own is None else own for own in self.bucket_costs] or [self.cost]
         fixed = [cost for cost in costs if isinstance(cost, int)]
         if len(fixed) < len(costs):

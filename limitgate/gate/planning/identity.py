@@ -252,7 +252,7 @@ class Identify:
         raise TypeError(f"identify {gave}, expected a Caller or None")
 
     def note(self, error: Exception) -> None:
-        """Log a failure. An error about headers isn't one."""
+        """Log a failure. An error about headers isn't a failure."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
             what = f"{type(error).__name__} at {place_in(self._function, error)}"

@@ -264,7 +264,7 @@ class Planner:
         path: str | None,
         charges: Sequence[Charge],
     ) -> RequestPlan | PendingLimits:
-        """Plan the charges of named rules, whatever their ``path``. ``charges`` were already made.
+        """Plan the charges of named rules, even if their ``path`` doesn't match. ``charges`` were already made.
 
         Raises `ConfigError` for an unknown name or route.
         """

@@ -1,6 +1,6 @@
 """The slot map of a Redis Cluster, plans over several hash slots, and redirected calls.
 
-A script's keys must be in one slot, so plans are split into atomic, parallel parts. If one refuses or fails, the others are
+A script's keys must be in one slot, so plans are split into atomic, parallel parts. If a part refuses or fails, the others are
 refunded, see limitgate/limits/plan.py.
 """
 

@@ -89,7 +89,7 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack a command, with each template once. ``words`` are from `words_of`."""
+    """Pack a command. Equal templates are packed once. ``words`` are from `words_of`."""
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
     if len(plans) > 1:

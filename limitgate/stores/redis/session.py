@@ -1,12 +1,14 @@
 """The protocol state of one connection, without I/O: calls become bytes, received bytes become events.
 
 * Replies arrive in the order of calls. A call with ASKING has two replies, of which the second counts. Push messages are
-ignored. * After NOSCRIPT a call is resent with the script's text, after the calls in flight. * Invalid RESP and unexpected
-bytes end the connection. * If a connection is lost and nothing has arrived since a call was sent, the call is resent once
-on another connection. At worst it is charged twice, so too few requests pass, never too many. Refunds are never resent. *
-Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second one is opened. It
-takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to an
-empty call.
+  ignored.
+* After NOSCRIPT, a call is resent with the script's text, after the calls in flight.
+* Invalid RESP and unexpected bytes end the connection.
+* If a connection is lost and nothing has arrived since a call was sent, the call is resent once on another connection. At
+  worst it is charged twice, so too few requests pass, never too many. Refunds are never resent.
+* Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second connection is opened.
+  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to
+  an empty call.
 """
 
 from __future__ import annotations

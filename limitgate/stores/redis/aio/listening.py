@@ -120,7 +120,7 @@ def _run() -> object:
 
 
 class Silence:
-    """Time listened without an answer that is due. Pauses while no caller waits."""
+    """Listening time in which a due answer hasn't arrived. Pauses while no caller waits."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
