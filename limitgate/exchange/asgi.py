@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
-"""Servers turn an early close into a 403."""
+"""Default statuses. Servers turn an early close into a 403."""
 BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 MOST_KEPT = 4

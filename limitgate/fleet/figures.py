@@ -13,7 +13,7 @@ from limitgate.fleet.snapshot import STEP, STEPS, RuleState, Snapshot
 from limitgate.gate.journal import Ban
 
 MOST_WHO = 20
-"""Listed clients per rule."""
+"""Maximum of listed clients per rule."""
 AWAY = 30.0
 """Clock difference in seconds that is reported."""
 NOW = 15.0

@@ -31,7 +31,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
-"""Names a client by the option ``names``."""
+"""Returns a client's name, as the option ``names`` allows."""
 
 
 class Clients:

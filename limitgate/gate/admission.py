@@ -104,7 +104,7 @@ class Admission:
     refusal: Refusal | None = None
     is_shed = False
     turn: Turn | PermitWait | None = None
-    """Not in ``charged`` yet."""
+    """A booked turn, whose charges aren't in ``charged`` yet."""
     is_nested = False
     outer_decision: Decision | None = None
     outer_ref: ReferenceType[Admission] | None = None

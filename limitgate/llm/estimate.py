@@ -291,7 +291,6 @@ class Percentile:
 
     def __init__(self) -> None:
         self.value: int = AT_FIRST
-        """Expected tokens."""
         self._answers: list[int] = []
         self._next = 0
 

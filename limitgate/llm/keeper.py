@@ -63,7 +63,7 @@ class _Known:
         self.row = Row()
         self.limits: list[tuple[str, Limit]] = []
         self.next_at = -1.0
-        """Negative before the first report."""
+        """Next report; negative before the first one."""
         self.said: tuple[Said, ...] = ()
         """The provider's limits since the last report."""
 

@@ -178,7 +178,6 @@ class EventReader(Reader):
         self._pending = bytearray()
         """An incomplete event, or the end of a long one."""
         self._head = b""
-        """Beginning of a long event."""
         self._cut = 0
         """Number of bytes cut from a long event."""
         self._after_cr = False

@@ -319,7 +319,6 @@ class ReloadStats:
         self.rejected: int = 0
         self.was_ok: bool = True
         self.error: str | None = None
-        """Error of the last load."""
         self.at: float = time.time()
         """Unix seconds."""
 

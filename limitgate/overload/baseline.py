@@ -21,7 +21,7 @@ MEMORY_S = 600.0
 MAX_STEP = 2.0
 MAX_DRIFT = 4.0
 FEW = 3
-"""Weight of the old mean: the mean of n requests has weight n/(n + 3)."""
+"""A new mean of n requests has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
 RECENT = 64
 """Number of requests by which frequent clients are found. Then the counts are halved."""

@@ -67,7 +67,7 @@ class PriorityLevel:
 
 
 class RecentShare:
-    """The recent share of refused requests, by occasional totals."""
+    """The recent share of refused requests, from totals noted now and then."""
 
     __slots__ = ("_totals",)
 

@@ -51,7 +51,7 @@ _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of 9999. Milliseconds exceed it."""
+"""End of the year 9999. Times in ms exceed it."""
 _BLOCK = LONGEST_LINE
 
 

@@ -50,7 +50,7 @@ _CONNECTS = "on_connect"
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate decided for this request; None outside of requests."""
 notes_none: bool = False
-"""The default, because noting marks costs as much as a key."""
+"""Off by default, because noting costs as much as a key."""
 
 
 def note_none() -> None:

@@ -31,7 +31,7 @@ class StoredConfig(NamedTuple):
     text: str | None
     """The text; empty if LimitGate didn't write it."""
     waited: float = 0.0
-    """See `Reading`."""
+    """See `Reading.waited`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
         return self._replace(waited=waited)
@@ -64,7 +64,7 @@ class StoredFleet(NamedTuple):
     snapshots: Sequence[bytes] = ()
     """Snapshots; one that is too long is empty."""
     waited: float = 0.0
-    """See `Reading`."""
+    """See `Reading.waited`."""
 
     def having_waited(self, waited: float) -> StoredFleet:
         return self._replace(waited=waited)

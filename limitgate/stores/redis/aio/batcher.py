@@ -85,7 +85,6 @@ class Batcher:
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True until `_flush` runs."""
         self._connection: AsyncConnection | None = None
         self._connections: dict[AsyncConnection, None] = {}
         self._connecting: asyncio.Task[None] | None = None
