@@ -42,7 +42,7 @@ class ServerFacts(NamedTuple):
 def server_facts(url: str, credentials: Callable[[], Any] | None, prefix: str) -> list[ServerFacts]:
     """Connect to each server of ``url``, with the store's ``credentials``.
 
-    Logs as `Inspection`. Raises `ConfigError`, `StoreError`.
+    Logs problems like `Inspection`. Raises `ConfigError`, `StoreError`.
     """
     logins = None if credentials is None else Credentials(_called(credentials), may_await=False)
     inspection = Inspection()

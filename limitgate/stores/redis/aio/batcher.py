@@ -81,7 +81,7 @@ class Batcher:
         self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
-        """Lower bound, in seconds of silence."""
+        """Lower bound of deadlines, in seconds of silence."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False

@@ -47,7 +47,7 @@ class AsyncConnection(asyncio.Protocol):
         self.is_closing: Callable[[], bool] = self._transport.is_closing
 
     def send(self, batch: Batch) -> None:
-        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
+        """Queue a batch for `flush`, or raise one of `wire.UNSENDABLE` and queue nothing."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
