@@ -23,7 +23,7 @@ A request passes from top to bottom. docs/architecture.md describes each module,
     command/         the command `limitgate`; __main__.py
     replay/          runs access logs through rules
     testing.py       limits off and a controlled clock, for tests of applications
-    process/         forks, clocks, background threads
+    process/         forks, clocks and background threads
     messages/        diagnostics (LG codes) and text
     errors.py        public errors; internal_errors.py handles unexpected ones
 """

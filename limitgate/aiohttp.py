@@ -181,7 +181,7 @@ class _Outbound(AsyncTransport):
 
 
 class _Along(StreamReader):
-    """A decoded body that LimitGate reads as the application does. Delegates everything else to the body."""
+    """A decoded body: LimitGate reads the chunks that the application reads."""
 
     __slots__ = ("_reading", "_stream")
 

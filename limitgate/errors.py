@@ -59,21 +59,21 @@ _EXPECTED = {
     "string_type": "text",
     "too_short": "at least one entry, or omit the field",
 }
-"""Expected values by pydantic's type of error."""
+"""What was expected, by pydantic's type of error."""
 
 _RATES = frozenset({"qps", "qpm", "qph", "qpd"})
 _SECONDS = frozenset({"timeout"})
 SECRETS = frozenset({"api_key", "callers", "header", "secret", "store"})
-"""Never shown in a message."""
+"""Fields whose values are never shown in a message."""
 
 Field = tuple[str | int, ...]
-"""For example ``("limits", 0)``."""
+"""Path to a field, for example ``("limits", 0)``."""
 
 MOST_MISTAKES = 100
-"""Errors of one kind per report; files may be hostile."""
+"""Errors of one kind per report, because files may be hostile."""
 
 StoreFault = Literal["timeout", "connection", "oom", "reply", "overload"]
-"""A late reply, no connection, full memory, an invalid reply, or a process that cannot send."""
+"""A late reply, no connection, full memory, an invalid reply, or a process too busy to send."""
 
 
 class LimitGateError(Exception):
@@ -109,7 +109,7 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def in_file(cls, file: str, line: int | None, field: Field, reason: str) -> ConfigError:
-        """Make an error for a line (from 1) of a file."""
+        """Make an error for a line of a file."""
         place = file if line is None else f"{file}:{line}"
         mistake = cls(f"{place}: {f'{spelled(field)}: ' if field else ''}{reason}", field, reason)
         mistake.file, mistake.line = file, line
@@ -117,14 +117,14 @@ class ConfigError(LimitGateError, ValueError):
 
     @classmethod
     def first_of(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
-        """Return the first error, with all others once."""
+        """Return the first error; ``others`` has the rest without duplicates."""
         first, *others = dict.fromkeys([each for mistake in mistakes for each in mistake.every])
         first.others = tuple(others)
         return first
 
     @classmethod
     def explaining(cls, error: ValidationError, what: str, known: Iterable[str]) -> ConfigError:
-        """Make an error from pydantic's report about ``what`` with ``known`` fields."""
+        """Make an error from pydantic's report about ``what``, whose valid fields are ``known``."""
         every = [mistake for detail in error.errors(include_url=False) for mistake in _mistakes(detail, known)]
         return cls.first_of([cls.at(field, reason, what) for field, reason in every])
 
@@ -147,7 +147,6 @@ class ConfigError(LimitGateError, ValueError):
 
 
 def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Field, str]]:
-    """Yield the fields and reasons of one report: a validator may report several."""
     field, kind, context = detail["loc"], detail["type"], detail.get("ctx", {})
     own = context.get("error")
     if isinstance(own, ConfigError):
@@ -206,8 +205,9 @@ class BodyError(LimitGateError):
 class StoreError(LimitGateError):
     """The store did not decide in time. ``fault`` is the kind of failure.
 
-    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` are the seconds of
-    silence, if measured. ``is_unwritable`` is True if the store answers and keeps nothing: read-only, full or without its disk.
+    ``keys`` are the buckets of an unreachable cluster node; empty if the whole store failed. ``waited`` are the seconds without
+    a reply, if measured. ``is_unwritable`` is True if the store answers but can't write: it is read-only, full or without its
+    disk.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class StoreError(LimitGateError):
 
 
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function so that its `TypeError` for wrong arguments shows an example, or ``instead`` one by argument."""
+    """Add an example to a function's `TypeError` for wrong arguments. ``instead`` has other examples by argument."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -249,7 +249,7 @@ def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callab
 
 
 def wrong_way(mistake: str) -> Callable[..., NoReturn]:
-    """Make a method that raises `TypeError` for the wrong kind of ``with``."""
+    """Make a method that raises `TypeError` if ``with`` should be ``async with``, or the reverse."""
 
     def enter(*_: object) -> NoReturn:
         raise TypeError(mistake)

@@ -29,13 +29,13 @@ from limitgate.rules.options import AnyLimit, DependencyOptions, check_names, sh
 from limitgate.rules.rule import DEFAULTS, Rule
 
 Part = str | Callable[..., Any] | params.Depends | UnionType
-"""A name as in rules, or a dependency, also in ``Depends`` or ``Annotated``."""
+"""A name of a key part, or a dependency, which may be in ``Depends`` or ``Annotated``."""
 
 
 class Refused(RateLimited, HTTPException):
     """A dependency refused the request.
 
-    `LimitGate` makes the response, or the application's handler for `RateLimited` or the status.
+    The application's handler for `RateLimited` or the status makes the response, otherwise `LimitGate`.
     """
 
     def __init__(self, refusal: Refusal, decision: Decision) -> None:
@@ -52,12 +52,12 @@ class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
     Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
-    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If one limit refuses, the others
-    are refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. Works on WebSocket routes. The default
+    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If a limit refuses, the others are
+    refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. Works on WebSocket routes. The default
     ``name`` is stable.
 
-    Returns the `Decision`, or None if LimitGate is off or the request exempt. Raises `ConfigError` like `Rule` and without
-    `LimitGate`, and `TypeError` for results without an id.
+    Returns the `Decision`, or None if LimitGate is off or the request exempt. Raises `ConfigError` for the errors of a `Rule`
+    and without `LimitGate`, `TypeError` for results without an id.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RateLimit:
 
     @property
     def dependency(self) -> NoReturn:
-        """Raise `AttributeError`: FastAPI reads this if ``Depends`` is missing."""
+        """Raise `AttributeError`, because FastAPI reads this only if ``Depends`` is missing."""
         raise AttributeError(f"the dependencies contain {self.rule.name} itself, expected Depends(RateLimit(...))")
 
     @marked_as_coroutine
@@ -119,7 +119,7 @@ class RateLimit:
         return decision
 
     def _has_charged(self, admission: Admission) -> bool:
-        """True if the limit was charged already: FastAPI calls a dependency once per set of security scopes."""
+        """True if the limit was charged already, because FastAPI may call a dependency several times per request."""
         return any(
             compiled_rule.written is self.rule
             for charged in admission.charged
@@ -155,7 +155,7 @@ def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
 
 
 class _Given:
-    """The type of a parameter without ``Depends``: pydantic asks for its schema."""
+    """Type of a parameter without ``Depends``. Raises an error when pydantic asks for its schema."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -185,7 +185,7 @@ def _taken_apart(key: Iterable[Part]) -> tuple[Iterable[str], list[Any]]:
 
 
 def _check_takes_request(part: Any) -> None:
-    """Raise an error for an unannotated ``request``, which FastAPI would read from the query."""
+    """Raise an error for an unannotated ``request``, because FastAPI would read it from the query."""
     try:
         parameters = inspect.signature(_dependency(part)).parameters
     except (TypeError, ValueError):
@@ -224,7 +224,7 @@ def _name_of(part: Any) -> str:
 
 
 def _default_name(module: str, rule: Rule) -> str:
-    """Return a stable name: only equal limits are numbered."""
+    """Return a name that stays the same when other limits change."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     limits += [f"cost-{cost}" for cost in rule.own_costs.values() if isinstance(cost, int)]

@@ -101,10 +101,9 @@ def _configured(app: Flask) -> dict[str, Any]:
 
 
 def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
-    """Make an ``identify`` that runs in a request context, without the body, which the view needs.
+    """Make an ``identify`` that runs in a request context without the body, because the view needs the body.
 
-    If the context can't be created, there is no caller; Flask raises the
-    error again after the charge.
+    If the context can't be created, the request has no caller, and Flask raises the error after the charge.
     """
 
     @wraps(identify)
@@ -158,7 +157,7 @@ def _full_template(rule: URLRule) -> str:
 
 
 def _takes(routes: Map, rule: URLRule, method: str, path: str) -> bool:
-    """True if Werkzeug matches a path, or redirects it to the same with a slash."""
+    """True if Werkzeug matches a path, or redirects it to the path with a final slash."""
     if rule.host or rule.subdomain:
         return True
     try:

@@ -26,7 +26,7 @@ class AsyncRateLimitTransport(
     body is in memory. Otherwise, or if the wait would be too long or the host is overloaded, it raises `RateLimited`.
     ``options`` are `ClientOptions`. ``transport`` is the wrapped transport, by default a new one of httpx.
 
-    Raises `ConfigError` for limits that can't book turns or be ``strict``, and `TypeError` for an unknown option.
+    Raises `ConfigError` for limits that can't book turns or can't be ``strict``, and `TypeError` for an unknown option.
     """
 
     _library = httpx

@@ -33,7 +33,7 @@ class OwnError(StoreError):
 def internal_error(error: Exception) -> StoreError:
     """Convert an exception to a `StoreError`, and log its location once (LG020).
 
-    Omits its text, which may contain client data. Raises exceptions of signal handlers.
+    The text isn't logged, because it may contain client data. Raises exceptions of signal handlers.
     """
     raise_interruption(error)
     if isinstance(error, StoreError):
@@ -60,10 +60,10 @@ def logged_errors() -> Iterator[None]:
 
 
 def raise_interruption(error: BaseException) -> None:
-    """Raise a signal handler's exception, if it is the error or its cause.
+    """Raise a signal handler's exception if it caused the error.
 
-    Searches the traceback. Misses handlers without Python code and `PyThreadState_SetAsyncExc`. Never raises in an event loop,
-    where that would hit an arbitrary callback.
+    The traceback shows the handler. Doesn't find handlers without Python code, or exceptions of `PyThreadState_SetAsyncExc`.
+    Never raises in an event loop, because an arbitrary callback would get the exception.
     """
     if threading.current_thread() is threading.main_thread() and not _runs_event_loop():
         each: BaseException | None = error
@@ -100,7 +100,7 @@ _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
 def _handlers() -> set[object]:
-    """Return the code of signal handlers, without their decorators, which may wrap other functions."""
+    """Return the code of signal handlers. Decorators are left out, because they may wrap other functions."""
     handlers = [handler for handler in map(_handler_of, _SIGNALS) if callable(handler)]
     functions = [inspect.unwrap(getattr(handler, "func", handler)) for handler in handlers]
     codes = [getattr(each, "__code__", None) for each in functions]
@@ -131,7 +131,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_in(function: object, error: BaseException) -> str:
-    """Return where an application's function failed: in its package, otherwise outside LimitGate, otherwise its definition."""
+    """Return the failed line in the application's package, otherwise outside LimitGate, otherwise the function's definition."""
     with suppress(ValueError):  # wrapped in a cycle
         function = inspect.unwrap(function.func if isinstance(function, partial) else function)  # type: ignore[arg-type]
     module = getattr(function, "__module__", None) or "an unknown place"

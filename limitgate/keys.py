@@ -1,8 +1,8 @@
 """Turns the parts of a composite key into the digest that names a bucket.
 
-Values are encoded with name and length, so that no value can imitate another part or a separator. The lines of a header are
-stripped and joined by commas; an empty header is missing. If a part is missing, the client's address replaces it, under a
-reserved name: a client that omits a part gets no new or shared bucket.
+Values are encoded with name and length, so that no value can imitate another part or a separator. Lines of a header are
+stripped and joined by commas. An empty header counts as missing. The client's address, under a reserved name, replaces a
+missing part: a client gains no bucket by omitting one.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Key:
         return text
 
     def named(self, subject: Subject) -> list[tuple[str, str]]:
-        """Return labels and values for display."""
         found = {}
         for labels in self._labels:
             # Stop at the first one, as for the key: a later alternative may be slow to find.
@@ -102,7 +101,7 @@ class Key:
 
 
 class PreparedKey:
-    """A key that lacks only the client's parts."""
+    """A key with everything except the client's parts."""
 
     __slots__ = ("_route", "_text", "digest", "is_by_address", "prefix", "tail")
 
@@ -151,12 +150,12 @@ def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_pre
 
 
 _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
-"""By length of the address."""
+"""Start of an encoded IPv4 address, by its length."""
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
 _SHARED = frozenset({"path", "method", "host", "tier", "global"})
-"""Parts that don't name a client."""
+"""Parts that many clients share."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:
@@ -185,7 +184,6 @@ def text_of(value: object, name: str) -> str | None:
 
 
 def given(values: Sequence[Value], subject: Subject) -> str:
-    """Return the text of further key parts."""
     return "".join([_field(f"given {name}", text) if text else _absent(subject) for name, text, _ in values])
 
 
@@ -229,7 +227,6 @@ def _bytes(text: str) -> bytes:
 
 
 def part_of(subject: Subject, label: str) -> str | None:
-    """Return a part's value; empty or None if missing."""
     return _reader(label)(subject)
 
 

@@ -40,8 +40,8 @@ MarksToken = Token[Marks | None]
 class LimitGate(Around):
     """ASGI 3 middleware: ``app.add_middleware(LimitGate, rules="config/", store="redis://localhost:6379/0")``.
 
-    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. Lifespan events, if any, close
-    connections.
+    `Settings` documents the options; unset ones come from ``LIMITGATE_*`` variables. At the end of the lifespan, connections
+    are closed.
 
     Raises `ConfigError` for invalid options or rules; ``require_store`` raises `StoreError` at start. Starlette and FastAPI
     create middleware late: an error then fails the lifespan startup, or every request without lifespan events.
@@ -51,7 +51,7 @@ class LimitGate(Around):
     PUT_AROUND: ClassVar[str] = "app.add_middleware(LimitGate, rules=...), or app = LimitGate(app, rules=...)"
     ENTRANCES: ClassVar[tuple[str, ...]] = ("asgi_app", "asgi_handler")
     _mistake: Exception | None = None
-    """An error to raise later, because the framework would hide it from the server now."""
+    """A configuration error, raised later because the framework would hide it from the server now."""
 
     @called_as(f"{PUT_AROUND}: options have names")
     def __init__(self, app: ASGIApp, **options: Unpack[ASGIOptions]) -> None:
@@ -201,7 +201,7 @@ class LimitGate(Around):
                     await self.gate.store.aclose()
 
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
-        """Check the store, at the first request without lifespan events.
+        """Check the store. Without lifespan events, this happens at the first request.
 
         Raises `StoreError`, or `ConfigError` for a wrong event loop.
         """
@@ -257,7 +257,7 @@ async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: 
 
 
 def _forget(token: MarksToken | None) -> None:
-    """Reset the context, which may be gone for an abandoned request."""
+    """Reset the context variable. An abandoned request may end in another context."""
     if token is not None:
         with suppress(ValueError):
             decorators.decided_marks.reset(token)

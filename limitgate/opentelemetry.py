@@ -22,8 +22,8 @@ Callback = Callable[[CallbackOptions], Iterable[Observation]]
 class OpenTelemetryObserver:
     """Exports all metrics to a meter provider, by default the global one, which may be set later.
 
-    A later provider gets all counters and gauges since the start. A histogram's counts and sums are exact, but not its minimum
-    and maximum. Observers of the same provider are equal.
+    A provider set later gets all counts since the start. Histograms have exact counts and sums, but approximate minima and
+    maxima. Observers of the same provider are equal.
     """
 
     def __init__(self, meter_provider: MeterProvider | None = None) -> None:

@@ -43,7 +43,6 @@ __all__ = ["MultiProcessCollector", "PrometheusObserver", "child_exit", "generat
 _log = logging.getLogger("limitgate.prometheus")
 
 _JOINED = {"sum": "livesum", "min": "livemin", "max": "livemax", "each": "liveall"}
-"""Multiprocess modes in prometheus-client."""
 _FAMILIES = {
     "counter": CounterMetricFamily,
     "gauge": GaugeMetricFamily,
@@ -57,8 +56,8 @@ _WORKER_FILE = re.compile(r"(counter|summary|histogram|gauge_[a-z]+)_[\w-]+\.db"
 class PrometheusObserver:
     """Exports all metrics to a registry of prometheus-client, by default ``REGISTRY``.
 
-    Metrics are current when the registry is collected. In multiprocess mode, ``MultiProcessCollector`` reads them, at most
-    a second old; a registry would report them twice. Observers of the same registry are equal.
+    Metrics are current when the registry is collected. In multiprocess mode, ``MultiProcessCollector`` reads metrics that are
+    at most a second old; a registry would report them twice. Observers of the same registry are equal.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
@@ -101,13 +100,13 @@ class PrometheusObserver:
 
 
 def child_exit(server: Any, worker: Any) -> None:  # noqa: ARG001 - gunicorn gives both
-    """Remove an ended worker's gauges; import this in gunicorn.conf.py."""
+    """Remove an ended worker's gauges. Import this function in gunicorn.conf.py."""
     if _folder():
         _remove_gauges(worker.pid)
 
 
 class MultiProcessCollector(multiprocess.MultiProcessCollector):
-    """prometheus-client's `MultiProcessCollector`, tolerant of unreadable and unrelated files."""
+    """prometheus-client's `MultiProcessCollector`, which also skips unreadable and unrelated files."""
 
     def __init__(self, registry: CollectorRegistry | None, path: str | None = None) -> None:
         super().__init__(registry, path)  # type: ignore[no-untyped-call]
@@ -140,7 +139,7 @@ _UNREADABLE = (OSError, RuntimeError, TypeError, ValueError, AttributeError, Loo
 
 
 def _is_worker_file(path: Path) -> bool:
-    """Return False for other files, FIFOs, which block, and empty files."""
+    """Return False for unrelated files, FIFOs (which block) and empty files."""
     try:
         status = path.stat()
     except OSError:
@@ -202,7 +201,7 @@ _SAMPLES = {each: _samples(each) for each in INSTRUMENTS}
 
 
 def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: str | None) -> Any:
-    """Create a value by prometheus-client's private API. The public API can't add many observations, and can't use files."""
+    """Create a value by prometheus-client's private API, because the public API can't add many observations or use files."""
     name = instrument.prometheus_name.removesuffix("_total")
     names = instrument.labels if bound is None else (*instrument.labels, "le")
     of_labels = labels if bound is None else (*labels, bound)
@@ -212,11 +211,11 @@ def _value(instrument: Instrument, labels: tuple[str, ...], suffix: str, bound: 
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, _Metrics] = WeakKeyDictionary()
-"""Metrics by registry, which allows each name once."""
+"""Metrics by registry, because a registry allows each name once."""
 
 
 def _is_multiprocess() -> bool:
-    """Return True in multiprocess mode, which prometheus-client selects on import."""
+    """True in multiprocess mode, which prometheus-client selects on import."""
     return client_values.ValueClass is not client_values.MutexValue
 
 
@@ -230,7 +229,7 @@ def _remove_gauges(pid: int) -> None:
 
 
 def _remove_dead() -> None:
-    """Remove gauges of ended workers, because not every server reports the end."""
+    """Remove gauges of ended workers, because some servers never call `child_exit`."""
     folder = _folder()
     names = [path.name for path in Path(folder).iterdir()] if folder else []
     for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:

@@ -44,8 +44,8 @@ class RateLimitAdapter(ThrottledClient, BaseAdapter):
     ``limits``, ``limiter`` (a `Limiter` or a store URL), ``key``, ``repeatable``, ``options`` and errors are as in
     `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
-    ``adapter`` is the wrapped adapter. Its retries don't take turns. If they respect ``Retry-After``, they also repeat a
-    429: use ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
+    ``adapter`` is the wrapped adapter. Retries of that adapter don't take turns, and may repeat a 429. To prevent this, use
+    ``Retry(3, respect_retry_after_header=False)`` without 429 in its ``status_forcelist``.
     """
 
     def __init__(

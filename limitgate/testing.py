@@ -1,6 +1,6 @@
 """For tests of applications with limits: `off`, `frozen` and `reset`, which apply to all objects in the process.
 
-`off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and each Redis by memory.
+`off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and Redis stores by memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ASK_REDIS = (
     *[(RedisStore, name) for name in ("spend", "config", "fleet")],
     *[(AsyncRedisStore, name) for name in ("aspend", "aconfig", "afleet")],
 )
-"""Methods that send to Redis."""
+"""Methods of stores that send to Redis."""
 
 
 @called_as("a with block, with off():, or the fixture limitgate_off of pytest")
@@ -62,13 +62,14 @@ def frozen(at: float | datetime | None = None) -> AbstractContextManager[FrozenC
     """Stop the clock of all stores in a ``with`` block, which receives a `FrozenClock`.
 
     ``at`` is Unix time in seconds, or a datetime (UTC unless it has a zone); None for now. A wait takes no time and advances
-    the clock. Redis is replaced by memory, empty at first and shared by URL. If blocks are nested, the inner clock applies.
+    the clock. Redis is replaced by memory, empty at first and shared by URL. If blocks are nested, the clock of the inner block
+    applies.
     """
     return _Block(_FROZEN, lambda: FrozenClock(at))
 
 
 def reset() -> None:
-    """Remove all buckets and bans from memory stores. Named configurations, and data in Redis, stay.
+    """Remove all buckets and bans from memory stores. Doesn't remove named configurations, or data in Redis.
 
     Outbound clients and adaptive limits forget what they have learned, and requests in flight.
     """
@@ -159,7 +160,6 @@ class FrozenClock:
 
 
 def _rounded_up(seconds: float) -> int:
-    """Ignores rounding errors."""
     return math.ceil(seconds * _SECOND - 0.01)
 
 
@@ -174,7 +174,7 @@ def _unix_us(at: float | datetime | None) -> int:
 
 
 class _Switch(Generic[T]):
-    """Values of open blocks, the latest last. A change calls ``apply``."""
+    """The values of open blocks, the latest last. Each change calls ``apply``."""
 
     def __init__(self, apply: Callable[[Sequence[T]], None]) -> None:
         self._open: list[T] = []
@@ -232,7 +232,7 @@ class _SameForAll:
 
 
 class _StandIn(MemoryStore):
-    """Replaces a store on Redis. Later calls use the block's clock."""
+    """Replaces a Redis store. Calls use the clock of the open block."""
 
     def __init__(self, clock: FrozenClock) -> None:
         self.clock_of_block = clock
@@ -244,7 +244,7 @@ class _StandIn(MemoryStore):
 
     @_clock.setter
     def _clock(self, _: object) -> None:
-        """Ignore other memory stores."""
+        """Ignore the clock of other memory stores."""
 
 
 def _set_clock(clocks: Sequence[FrozenClock]) -> None:
@@ -297,8 +297,6 @@ _memory: dict[StoreUrl, _StandIn] = {}
 
 
 class _NullStore:
-    """Admits everything."""
-
     measures_silence = True
 
     def spend(self, plan: Plan, timeout: float = 0) -> Reading:

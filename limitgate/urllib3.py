@@ -35,11 +35,11 @@ from limitgate.outbound.throttle import ClientThrottle, SyncTransport, Throttled
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 
 _UNANSWERED = (NewConnectionError, ProtocolError, ProxyError, SSLError, TooLate)
-"""Errors if a connection couldn't be made or ended early. `MaxRetryError` may wrap them."""
+"""Errors of a connection that failed or ended early. `MaxRetryError` may wrap them."""
 
 
 class Request(NamedTuple):
-    """A request to send; each followed redirect is a request. The URL is absolute."""
+    """A request to send, with an absolute URL. Each followed redirect is a request."""
 
     method: str
     url: str
@@ -64,8 +64,8 @@ class RateLimitPoolManager(ThrottledClient, PoolManager):
     ``limits``, ``limiter`` (a `Limiter` or a store URL), ``key``, ``repeatable``, ``options`` and errors are as in
     `limitgate.httpx.AsyncRateLimitTransport`. Each followed redirect is a request.
 
-    ``manager`` is the wrapped `PoolManager`. Its retries after another status or a broken body take a new turn. It retries
-    failed connections within a turn, or with ``adaptive`` or ``throttle`` in a new one.
+    ``manager`` is the wrapped `PoolManager`. A retry after another status or a broken body takes a new turn. A retry of a
+    failed connection takes a turn only with ``adaptive`` or ``throttle``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class _Hop:
     ) -> BaseHTTPResponse:
         """Send a request and its retries, each in its turn. Raises errors of urllib3, and `RateLimited`.
 
-        Retries here and not in urllib3, so that a refusal's body isn't read in full.
+        urllib3 doesn't retry, because it would read a refusal's body in full.
         """
         for name in ("assert_same_host", "redirect", "release_conn"):
             options.pop(name, None)

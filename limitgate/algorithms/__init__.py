@@ -47,13 +47,13 @@ STORED_AS: Final[dict[str, int]] = {
     "holds": 11,
     "line": 12,
 }
-"""Numbers in the ids of windows. Stores keep them, so never reuse a number."""
+"""Numbers of algorithms in the ids of windows. Stores keep the ids, so never reuse a number."""
 
 NUMBERS: Final[dict[Algorithm, int]] = {algorithm: number for number, algorithm in enumerate(SCRIPTS.values())}
 
 
 _PLAIN = "\n--PLAIN\n"
-"""Separates the part of a Lua twin for plain.lua."""
+"""Marker in a Lua twin: the following part belongs to plain.lua."""
 
 
 def script() -> str:

@@ -17,28 +17,27 @@ IS_LIMIT = False
 RESCALES = False
 
 FOR_EVER = 100 * 366 * 86_400 * 1_000_000
-"""µs."""
+"""Duration of a permanent ban, in µs."""
 PERMANENT = FOR_EVER // 2
 """A ban with at least this many µs left is permanent."""
 MORE, AT_LEAST = 0, 1
-"""Kinds of adjustment: lengthen a ban, or ensure a minimum length."""
+"""Kinds of adjustment: lengthen a ban, or ban for a minimum time."""
 PLENTY = 10**15
-"""Requests that fit without a ban: more than any limit."""
+"""Reported as remaining requests without a ban: more than any limit."""
 LOAD = Load(2, 1, 1)
 """Measured in calls of 32: 4 µs to read a ban, 8 µs to set one."""
 
 
 class Rest(int):
-    """Remaining ban of a bucket, and waits of one of its limits, in µs."""
+    """Remaining ban of a bucket, and the waits of one limit, in µs."""
 
     limit_wait_us: int | None
-    """Until the limit admits the charge; None if it never does."""
+    """µs until the limit admits the charge; None for never."""
     limit_refill_us: int
     cost: int
 
     @classmethod
     def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
-        """Create a rest. The waits are 0 or less if the limit admits the charge."""
         rest = cls(max(0, left_us))
         rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
         return rest
@@ -123,7 +122,6 @@ def ttl_us(state: int, limit: LimitNumbers) -> int:
 
 
 def refusal_is_stable(states: Sequence[int], bucket: BucketNumbers, cost: int) -> bool:
-    """True if the waits for this cost are known."""
     return all(state.cost == cost for state in states if isinstance(state, Rest))
 
 

@@ -1,4 +1,4 @@
-"""Interface of an algorithm, and tools for it. A *state* is a few integers that describe a window at one time. Pure."""
+"""Interface of an algorithm, and its tools. A *state* is a few integers that describe a window at one time. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Load(NamedTuple):
     opening: float
     charge: float
     correction: float
-    """Additional time of each adjustment."""
+    """Additional time for each adjustment."""
 
     def plus(self, other: Load) -> Load:
         return Load(self.opening + other.opening, self.charge + other.charge, self.correction + other.correction)
 
 
 class StraightRefund(NamedTuple):
-    """A full refund as pieces of Python, like `Straight`; its Lua twin is limitgate/lua/refund.lua.
+    """A full refund as pieces of Python source. The Lua twin is limitgate/lua/refund.lua.
 
-    The pieces use the state before the charge, prefixed by ``was_``, and ``since``, the µs since the charge.
+    In the source, ``was_`` is the prefix of the state before the charge, and ``since`` is the time since the charge in µs.
     """
 
     grace: str
@@ -38,29 +38,29 @@ class StraightRefund(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """An immediate charge as pieces of Python; ``{n}`` is the number of the window.
+    """An immediate charge as pieces of Python source. In them, ``{n}`` is the number of the window.
 
-    The pieces use ``now``, ``elapsed`` (µs since the last write) and ``cost``. The Lua twin is limitgate/lua/plain.lua.
+    The source uses ``now``, ``elapsed`` (µs since the last write) and ``cost``. The Lua twin is limitgate/lua/plain.lua.
     """
 
     kept: str
-    """Names of the integers of a state, each with a comma."""
+    """Names of a state's integers, each with a comma."""
     state: str
     row: str
     """Names of the results of `row_of`, like ``kept``."""
     row_of: Callable[[LimitNumbers, int], tuple[int, ...]]
-    """Computes these numbers from a limit and a cost."""
+    """Computes the numbers in ``row`` from a limit and a cost."""
     advance: str
     fits: str
     charged: str
     """Expressions for the integers after the charge, like ``kept``."""
     refund: StraightRefund | None
-    """None if stores call `Algorithm.apply_adjustment`."""
+    """Code of a full refund; None if stores call `Algorithm.apply_adjustment`."""
     asked: Callable[[LimitNumbers, int, int], bytes]
     """Packs the arguments of the Lua twin."""
     reported: str
     reported_state: str
-    """Expression that also uses the limit's ``count{n}``."""
+    """Expression for the reported state. It may use the limit's ``count{n}``."""
     known: Sequence[tuple[str, Any]] = ()
     """Other names that ``reported_state`` uses."""
     most: float = inf
@@ -112,17 +112,17 @@ class BucketNumbers(Protocol):
 
 
 def always(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """`Algorithm.refusal_is_stable` if reported states are complete."""
+    """`Algorithm.refusal_is_stable` if a reported state is complete."""
     return True
 
 
 def never(states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-    """`Algorithm.refusal_is_stable` for states that other requests can change at any time."""
+    """`Algorithm.refusal_is_stable` if other requests can change a state at any time."""
     return False
 
 
 LeftAfter = Callable[[State, int, LimitNumbers], tuple[int, int]]
-"""From state, cost and limit: further whole requests (negative if the cost doesn't fit now), and µs until empty."""
+"""Returns how many more requests fit (negative if the cost doesn't fit now), and the µs until empty."""
 
 
 class Algorithm(Protocol):
@@ -132,20 +132,20 @@ class Algorithm(Protocol):
     CAN_WAIT: bool
     """True if turns can be booked."""
     MAX_TURNS: int
-    """Maximum of turns booked ahead; 0 if unlimited."""
+    """Maximum of booked turns; 0 if unlimited."""
     STRAIGHT: Straight | None
-    """None if stores call the functions below."""
+    """Code of an immediate charge; None if stores call the functions below."""
     IS_LIMIT: bool
     """False for a ban, which is hidden from `Decision.windows` while it is empty."""
     RESCALES: bool
-    """True if states are in ticks of 1/count µs."""
+    """True if a state is in ticks of 1/count µs."""
 
     @property
     def left_after(self) -> LeftAfter | None:
         """Return None if plans can't be plain, see `limitgate.limits.template`."""
 
     def check(self, limit: LimitNumbers) -> str | None:
-        """Return what was expected instead of an unsupported limit."""
+        """Return what was expected if the limit is unsupported."""
 
     def load(self, limit: LimitNumbers) -> Load:
         """Return the load of a window, without that of the bucket."""
@@ -180,12 +180,12 @@ class Algorithm(Protocol):
     def apply_adjustment(
         self, states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
     ) -> Sequence[State]:
-        """Refund what was charged ``elapsed_us`` ago; negative amounts are charged."""
+        """Refund charges made ``elapsed_us`` ago. A negative amount is charged."""
 
     def refund_amount(
         self, states: Sequence[State], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
     ) -> tuple[Sequence[Amount], Sequence[int]]:
-        """Return amount and grace per window of the correction from ``cost`` to ``due``, given the states before the charge."""
+        """Return the amount and grace per window that correct a cost to ``due``. ``states`` are those before the charge."""
 
     def remaining(self, state: State, limit: LimitNumbers) -> int:
         """Return how many whole requests fit, at least 0."""
@@ -194,7 +194,7 @@ class Algorithm(Protocol):
         """Return how many requests are in use, rounded up. Exceeds the burst after a limit was lowered."""
 
     def refusal_is_stable(self, states: Sequence[State], bucket: BucketNumbers, cost: int) -> bool:
-        """True if a repeated call would report the same states for this cost, unless there are refunds."""
+        """True if a repeated call would report the same states for this cost. Refunds don't matter."""
 
     def wait_us(self, state: State, cost: int, limit: LimitNumbers) -> int | None:
         """Return the µs until ``cost`` requests fit; None if never."""
@@ -206,10 +206,10 @@ class Algorithm(Protocol):
         """Return the µs until a window equals an unused one."""
 
     def date(self, limit: LimitNumbers) -> int:
-        """Return the date by the local clock for `encode_charge`; 0 if none is needed."""
+        """Return a date of the local clock for `encode_charge`; 0 if none is needed."""
 
     def encode_charge(self, limit: LimitNumbers, window: int, cost: int, ahead_us: int, date: int) -> Sequence[int]:
-        """Encode a charge for the script, booked ``ahead_us`` ahead."""
+        """Encode a charge for the script. Its turn may be ``ahead_us`` in the future."""
 
     def encode_adjustment(self, limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[float]:
         """Encode the adjustment of a window for the script."""
@@ -219,12 +219,12 @@ class Algorithm(Protocol):
 
 
 def each_window(windows: int, text: str, between: str = " ") -> str:
-    """Repeat the text for each window, with its number in place of ``{n}``."""
+    """Repeat the text for each window, replacing ``{n}`` by the window's number."""
     return between.join(map(text.replace, repeat("{n}"), map(str, range(windows))))
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:
-    """Compile source and return the object ``name``. Unrolled loops run two to three times as fast."""
+    """Compile source and return the object ``name``. Unrolled loops are two to three times as fast."""
     made: dict[str, Any] = {}
     exec(source, known, made)  # noqa: S102 - internal templates only
     return made[name]
@@ -244,7 +244,7 @@ class ForOne(Protocol):
     def advance(self, state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State: ...
 
     def charged(self, state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State:
-        """Charge ``cost`` requests with a turn in ``turn_us``, even if they don't fit."""
+        """Charge ``cost`` requests, even if they don't fit. The turn comes in ``turn_us``."""
 
     def apply_adjustment(self, state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State: ...
 

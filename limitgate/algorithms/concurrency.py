@@ -1,7 +1,7 @@
 """Requests in flight, counted by a semaphore (Dijkstra 1965) with leased slots.
 
-A slot has a unique name, and a lease of `HELD_US` that its holder renews, so slots of a crashed process expire. All actions
-are idempotent. A state has a timeline that advances only with elapsed time, and slots packed by expiry.
+A slot has a unique name, and a lease of `HELD_US`. The holder renews the lease, so slots of a crashed process expire. All
+actions are idempotent. A state has its own clock, which advances only with elapsed time, and packed slots in order of expiry.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ HELD_US = 30_000_000
 HINT_US = 1_000_000
 """µs until the next attempt."""
 MAX_SLOTS = 10_000
-"""Each take and release reads or writes all slots in Redis, 14 bytes each."""
+"""Maximum of slots, because each call reads or writes all of them in Redis, 14 bytes each."""
 LONG = 2048
-"""Above this many bytes of slots, the script appends to the bucket."""
+"""With more bytes of slots than this, the script appends to the bucket."""
 LOAD = Load(3, 5, 1)
 """Measured: 26 µs for one of 100 slots, in a call of 32."""
 LOAD_OF_PLACE = Load(0.1, 0.0035, 0)
-"""Per slot. Measured with 10,000 slots: take 0.45 ms; renew or release 1 ms, each further slot 30 µs."""
+"""Measured with 10,000 slots: take 0.45 ms; renew or release 1 ms, each further slot 30 µs."""
 
 _OTHERS = -1
 
@@ -43,14 +43,13 @@ _new = tuple.__new__  # twice as fast as the constructor
 
 class State(NamedTuple):
     at: int = 0
-    """µs."""
+    """µs of the state's clock."""
     taken: int = 0
     packed: bytes = b""
-    """In order of expiry."""
 
     @property
     def slots(self) -> Iterator[tuple[int, int, int]]:
-        """Name, number and expiry (µs on the timeline) of each slot."""
+        """Name, number and expiry (µs of the state's clock) of each slot."""
         return _SLOT.iter_unpack(self.packed)
 
     def later(self, elapsed_us: int) -> State:
@@ -79,7 +78,7 @@ class State(NamedTuple):
         return without
 
     def having(self, name: int, places: int) -> State:
-        """Take a slot, or renew it with its previous number."""
+        """Take a slot, or renew a slot without changing its number."""
         at, taken, packed = self
         place = _place_of(name, packed)
         if place >= 0:
@@ -104,7 +103,7 @@ def _place_of(name: int, packed: bytes) -> int:
 
 
 def reported(taken: int, left: int) -> State:
-    """Return a state with ``taken`` slots of others, the last of which expires in ``left`` µs."""
+    """Return a state of a script's reply: ``taken`` slots, the last of which expires in ``left`` µs."""
     state: State = _new(State, (0, taken, _pack(_OTHERS, taken, left) if taken else b""))
     return state
 
@@ -163,7 +162,7 @@ def try_charge(
 def apply_adjustment(
     states: Sequence[State], back: Sequence[int], elapsed_us: int, names: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """Release slots. If ``back`` is negative, renew them instead, or take them anew if they have expired and fit."""
+    """Release slots, or renew them if ``back`` is negative. Expired slots are taken again if they fit."""
     (state,), (places,), (name,), (limit,) = states, back, names, bucket.limits
     if places > 0:
         return [state.without(name)]
@@ -218,7 +217,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: int, name: int) -> Sequence[int]:
-    """Return the slots to release, negative to renew, and their name."""
     return back, name
 
 

@@ -1,6 +1,6 @@
 """Fixed window: a count per calendar window, reset at the start of the next one.
 
-A state is the usage and the remaining µs of the window. Twice the count can pass around a boundary. Windows begin at multiples
+A state is the usage of the window and its remaining µs. Around a boundary, twice the count can pass. Windows begin at multiples
 of the period since 1970-01-01 UTC; months and windows with ``align`` follow a `Calendar`.
 """
 
@@ -76,7 +76,7 @@ def initial(now: int, limit: LimitNumbers) -> State:
 
 
 def advance(state: State, elapsed_us: int, limit: LimitNumbers, now: int | None = None) -> State:
-    """Without ``now``, the length of the next window is approximate."""
+    """Advance the window. Without ``now``, the next window has an approximate length."""
     used, left = state
     used, left = (used, left - elapsed_us) if elapsed_us < left else (0, limit.period_us)
     return used, left if now is None else _left(used, left, now, limit)
@@ -118,13 +118,12 @@ def refill_us(state: State, limit: LimitNumbers) -> int:
 
 
 def date(limit: LimitNumbers) -> int:
-    """Return the end of the calendar window: Redis has no calendar."""
+    """Return the end of the calendar window, because Redis has no calendar."""
     calendar = _calendar(limit)
     return 0 if calendar is None else calendar.end(time.time_ns() // 1000)
 
 
 def encode_charge(limit: LimitNumbers, cost: int, date: int) -> Sequence[int]:
-    """Return burst, cost, period, alignment, and three window boundaries around the date."""
     how = _BY_DATE if date else _BY_FIRST_REQUEST if limit.align == FIRST_REQUEST else _BY_CLOCK
     calendar = _calendar(limit) if date else None
     ends = [0, 0, 0] if calendar is None else [calendar.begin(date), date, calendar.end(date)]
@@ -165,14 +164,14 @@ MAX_MONTHS = 12
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - wall-clock time
 _MONDAY = datetime(1970, 1, 5)  # noqa: DTZ001 - see above
 _OF_MACHINES = ("localtime", "posixrules")
-"""Names with a machine-specific meaning."""
+"""Zone names that depend on the machine."""
 _UTC = "utc"
 
 
 class Calendar(NamedTuple):
-    """Windows of ``months``, or of ``seconds`` if ``months`` is 0. Other zones than UTC need whole days. Times are in Unix µs.
+    """Windows of ``months``, or of ``seconds`` if ``months`` is 0. Times are Unix µs.
 
-    Days have 23 or 25 hours when clocks change. Weeks begin on Monday.
+    Zones other than UTC need windows of whole days, which have 23 or 25 hours when clocks change. Weeks begin on Monday.
     """
 
     zone: str
@@ -187,7 +186,7 @@ class Calendar(NamedTuple):
         return self._moment(self._number(now) + 1)
 
     def _number(self, now: int) -> int:
-        """Return the number of a window. A clock change doesn't reopen a window."""
+        """Return the number of a window. Clock changes don't reopen a window."""
         local = datetime.fromtimestamp(now // 1_000_000, _zone(self.zone)).replace(tzinfo=None)
         if self.months:
             number = ((local.year - _EPOCH.year) * 12 + local.month - 1) // self.months

@@ -19,11 +19,11 @@ refusal_is_stable = always
 IS_LIMIT = True
 RESCALES = True
 LOAD = Load(1, 0.6, 1.5)
-"""Measured in calls of 32: charge of 1, 16, 64 windows 11, 34, 102 µs; refund of 64 230 µs."""
+"""Measured in calls of 32. A charge of 1, 16 or 64 windows takes 11, 34 or 102 µs; a refund of 64 takes 230 µs."""
 LOAD_OF_LEASE = 0.8
-"""µs per bit of a lease and window. Measured: 10 requests 15 µs, a million 39 µs."""
+"""µs per bit of a lease and window. Measured: 15 µs for 10 requests, 39 µs for a million."""
 MAX_OWED_US = 2**52
-"""142 years; keeps Lua's doubles exact."""
+"""Maximum debt, 142 years in µs; keeps Lua's doubles exact."""
 
 
 STRAIGHT: Straight | None = Straight(
@@ -77,8 +77,8 @@ def apply_adjustment(
 ) -> Sequence[int]:
     """Refund what was charged ``elapsed_us`` ago and hasn't drained since.
 
-    A negative amount is charged even if it doesn't fit, up to `MAX_OWED_US`. A turn before later booked ones isn't refunded,
-    because the next request would get the last of these again, unless a limit has ``borrow``.
+    A negative amount is charged even if it doesn't fit, up to `MAX_OWED_US`. A turn with later turns behind it isn't refunded,
+    because the next request would get the last turn a second time. This doesn't apply to ``borrow``.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, bucket.limits):
@@ -96,7 +96,7 @@ def apply_adjustment(
 def refunded(
     debts: Sequence[int], back: Sequence[int], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[int]:
-    """Return the ticks that `apply_adjustment` returned, given the debts after it."""
+    """Return the ticks that `apply_adjustment` refunded. ``debts`` are those after the refund."""
     ticks = []
     elapsed_us = max(0, elapsed_us)
     for debt, most, grace, limit in zip(debts, back, grace_us, bucket.limits):
@@ -136,7 +136,7 @@ def _held(debts: Sequence[int], turn_us: int, bucket: BucketNumbers) -> Sequence
 
 
 def _tolerance(limit: LimitNumbers, cost: int, max_wait_us: int) -> int:
-    """Return the ticks that a window may owe, including the wait and borrowed requests."""
+    """Return the maximum debt of a window in ticks, including the wait and borrowed requests."""
     if cost > limit.most:
         return limit.capacity
     if limit.borrow and not cost:
@@ -185,7 +185,7 @@ def initial(now: int, bucket: BucketNumbers) -> Sequence[int]:
 def refund_amount(
     debts: Sequence[int], bucket: BucketNumbers, cost: int, due: int, slot: int = 0, *, turn_us: int = 0
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Charge a shortfall in full, even if the bucket was empty in between, because concurrent requests share that time."""
+    """Charge a shortfall in full, even if the bucket was empty since, because concurrent requests share that time."""
     back = [
         max(-limit.ceiling, min((cost - due) * weight, limit.ceiling)) for weight, limit in zip(bucket.weights, bucket.limits)
     ]
@@ -200,7 +200,7 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return window number, count, tolerance and increment; the latter as whole µs and a remainder over count."""
+    """Return window number, count, tolerance, and increment as whole µs and a remainder over count."""
     increment = (cost if cost <= limit.most else limit.burst + 1) * limit.period_us
     tolerance = _tolerance(limit, cost, max_wait_us)
     return window, limit.count, *divmod(tolerance, limit.count), *divmod(increment, limit.count)

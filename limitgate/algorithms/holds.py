@@ -1,10 +1,10 @@
 """Reservations that are refunded unless they are settled or renewed in time.
 
-A bucket covers the charges after it in the plan. An entry has a name, a deadline, and the adjustments that refund these
-charges. Each plan first refunds entries past their deadline, then carries out its `Action`, if any. If the action releases
-a missing entry, the plan adjusts nothing.
+In a plan, the bucket of a hold comes before the charges that it covers. An entry has a name, a deadline, and the adjustments
+that refund these charges. Each plan first refunds entries after their deadline, then carries out its `Action`, if any. If the
+action releases a missing entry, the plan adjusts nothing.
 
-Deadlines are on the bucket's own clock, which starts with the store's clock and never goes back.
+Deadlines are on the bucket's clock, which starts with the store's clock and never goes back.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 REPLY_FIELDS = 3
 
 REGISTER, RELEASE, RENEW, UNDO = 1, 2, 3, 4
-"""Actions. RELEASE removes an entry and adjusts its charges. UNDO also bars the entry, unless it may have expired."""
+"""Actions. RELEASE removes an entry and adjusts its charges. UNDO also prevents a later REGISTER, if the entry can't have
+expired.
+"""
 MAX_ENTRIES = 5_000
-"""With up to four windows. A GCRA entry takes 62 bytes in Redis."""
+"""Maximum of entries with up to four windows each. A GCRA entry takes 62 bytes in Redis."""
 _MAX_REFUNDS = 20_000
-"""Maximum windows of all entries."""
+"""Maximum of windows in all entries of a bucket."""
 MAX_WORK = 100
-"""Maximum windows of expired entries that one plan refunds."""
+"""Maximum of windows that one plan refunds for expired entries."""
 BARRED_US = 60_000_000
-"""µs within which an entry may follow its charge, and for which `UNDO` bars it."""
+"""µs within which an entry may follow its charge. `UNDO` bars an entry for this time."""
 LOAD = Load(200, 3, 12)
 """Measured with 5,000 entries: charge 30 µs, register or release 50 µs, with 100 expired 170 µs, unknown place 0.8 ms."""
 
@@ -40,13 +42,13 @@ class Action(NamedTuple):
     needed_us: int = 0
     """µs until the charges have drained; the entry is kept at least that long."""
     latest: int = 0
-    """Latest time to add an entry, or earliest expiry of a barred one; Unix µs of the store."""
+    """Latest time to add an entry, or earliest expiry of a barred entry; Unix µs of the store."""
     place: int = 0
     """The entry's place in Redis; 0 if unknown."""
 
 
 class Entry(NamedTuple):
-    """A reservation. Without ``refunds`` it is barred."""
+    """A reservation. A barred entry has no ``refunds``."""
 
     name: int
     until: int
@@ -56,9 +58,9 @@ class Entry(NamedTuple):
 
 class State(NamedTuple):
     clock: int = 0
-    """µs."""
+    """µs of the bucket's clock."""
     needed: int = 0
-    """Time until which some entry is needed."""
+    """Time until which the bucket must be kept."""
     entries: tuple[Entry, ...] = ()
     """Sorted by deadline and name."""
     held: int = 0
@@ -98,22 +100,22 @@ _until: Final[Callable[[Entry], tuple[int, int]]] = attrgetter("until", "name")
 
 
 def most_entries(windows: int) -> int:
-    """Return the maximum number of entries whose charges have this many windows."""
+    """Return the maximum number of entries that have this many windows each."""
     return min(MAX_ENTRIES, _MAX_REFUNDS // windows)
 
 
 def most_expired(work: int) -> int:
-    """Return how many entries a plan may refund if each needs this much work."""
+    """Return how many expired entries one plan may refund, if each takes this much work."""
     return max(1, MAX_WORK // work)
 
 
 def work(bucket: BucketNumbers, *, is_log: bool) -> int:
-    """Return the work of a refund, in windows. A log also moves its entries."""
+    """Return the work of a refund, in windows. A sliding log also moves entries."""
     return 10 + bucket.limits[0].burst // 10 if is_log else len(bucket.ids)
 
 
 def carried_out(state: State, action: Action, refunds: Sequence[Any], now: int, most: int) -> tuple[State, bool]:
-    """Carry out an action at ``now``, Unix µs. Return the state, and False if the plan must not adjust anything."""
+    """Carry out an action at ``now``, in Unix µs. Return the state, and False if the plan must adjust nothing."""
     place = state.place(action.name)
     until = state.clock + action.held_us
     if action.what == REGISTER:
@@ -147,7 +149,7 @@ def apply_adjustment(
     grace_us: Sequence[int],
     bucket: BucketNumbers,
 ) -> Sequence[State]:
-    """Do nothing: the store carries out the action before it reads the other charges."""
+    """Do nothing, because the store carries out the action before it reads the other charges."""
     return states
 
 

@@ -4,7 +4,8 @@ Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. I
 tenant's previous one ends, but not before the start of the last served ticket. The earliest start goes first, so a tenant with
 many requests delays another tenant's first request by a single request.
 
-The line only reports the cost of the tickets ahead; the limits keep room for them. A ticket that isn't renewed leaves.
+The line only reports the cost of the tickets ahead of a request; the limits keep room for that cost. A ticket that isn't
+renewed is removed.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 REPLY_FIELDS = 4
 
 JOIN, LEAVE, TAKE = 1, 2, 3
-"""Actions. JOIN also renews; TAKE leaves after admission."""
+"""Actions. JOIN adds or renews a ticket; TAKE removes it after admission."""
 MAX_TICKETS = 256
-"""Also the maximum of tenants whose end is in the future. Requests without a ticket come last."""
+"""Maximum of tickets, and of tenants whose end is in the future. Further requests get no ticket and come last."""
 KEPT_US = 60_000_000
-"""µs without an action until a line is deleted."""
+"""A line is deleted after this many µs without an action."""
 MAX_TOKENS = 2**40
 """Keeps Lua's doubles exact."""
 LOAD = Load(20, 1, 120)
@@ -36,7 +37,7 @@ class Action(NamedTuple):
     input: int = 0
     output: int = 0
     held_us: int = 0
-    """µs until a ticket leaves unless it is renewed."""
+    """µs after which a ticket is removed if it isn't renewed."""
 
 
 class Ticket(NamedTuple):
@@ -56,15 +57,15 @@ class Ticket(NamedTuple):
 
 class State(NamedTuple):
     now: int = 0
-    """Virtual time."""
+    """Current virtual time."""
     tickets: tuple[Ticket, ...] = ()
-    """In order of their turns."""
+    """Tickets in the order of their turns."""
     ends: tuple[tuple[int, int], ...] = ()
-    """Tenants whose end is in the future, latest change last."""
+    """End of each tenant's last ticket, if in the future; the latest change last."""
     requests: int = 0
-    """Tickets ahead."""
+    """Number of tickets ahead."""
     input: int = 0
-    """Their tokens."""
+    """Input tokens of the tickets ahead."""
     output: int = 0
     waiting: int = 0
 
@@ -77,7 +78,7 @@ class State(NamedTuple):
         return State(self.now, tuple(tickets), tuple(ends[-MAX_TICKETS:]))
 
     def telling(self, place: int) -> State:
-        """Return the state that reports the tickets ahead of a place."""
+        """Return the state, with the tickets ahead of a place."""
         ahead = self.tickets[:place]
         return self._replace(
             requests=len(ahead),

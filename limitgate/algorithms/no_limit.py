@@ -1,4 +1,4 @@
-"""Common functions of `line`, `refusals` and `holds`, which count no requests: every request fits.
+"""Functions shared by `line`, `refusals` and `holds`, which don't limit requests.
 
 States have a method ``later``.
 """

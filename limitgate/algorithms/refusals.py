@@ -1,6 +1,6 @@
 """Counts the refusals of a bucket, and bans it after too many; see `limitgate.rules.options`.
 
-Supports only adjustments. Refusals of a banned bucket don't count.
+Plans can only adjust this bucket. Refusals by a ban don't count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from limitgate.algorithms.no_limit import *  # noqa: F403 - what isn't below
 REPLY_FIELDS = 1
 
 TIMES = 100
-"""Maximum of distinct times per period; refusals close to each other are merged."""
+"""Maximum of distinct times per period. Beyond it, refusals close to each other are merged."""
 LOAD = Load(2, 1, 60)
 
 
@@ -34,13 +34,13 @@ class State(NamedTuple):
     """Durations are in µs."""
 
     last_us: int = 0
-    """The last ban; 0 for none."""
+    """Length of the last ban; 0 for none."""
     kept_us: int = 0
-    """Remaining time of `last_us`."""
+    """Time until `last_us` is forgotten."""
     times: tuple[tuple[int, int], ...] = ()
-    """Remaining time and count of refusals, latest last."""
+    """Remaining time and count of refusals, the latest last."""
     began_us: int = 0
-    """Length of the ban that the last adjustment began; 0 for none."""
+    """Length of the ban that the last adjustment started; 0 for none."""
 
     def later(self, elapsed_us: int) -> State:
         kept_us = max(0, self.kept_us - elapsed_us)

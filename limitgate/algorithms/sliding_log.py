@@ -1,8 +1,8 @@
 """Sliding log: keeps every admitted request for one period, so that no period ever exceeds the count.
 
-Exact, but needs an entry per request. A waiting request has an entry at its future turn. A refunded turn is removed unless
-later turns follow. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead. In Redis, requests cost 2.1 times
-as much as with GCRA.
+Exact, but needs an entry per request. A waiting request has an entry in the future, at its turn. A refund removes a turn only
+if no later turn follows. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead. In Redis, requests cost 2.1
+times as much as with GCRA.
 
 In this process a state is a `Log`. Redis returns a `LogReport`, which is sufficient until the oldest entry expires.
 """
@@ -26,13 +26,13 @@ MAX_ENTRIES = 10_000
 """An entry takes 16 bytes, in Redis 13 to 30."""
 MAX_TURNS = MAX_ENTRIES
 LATEST = MAX_OWED_US
-"""As the time of a refund: the latest requests."""
+"""Time of a refund of the latest requests."""
 LOAD = Load(30, 3, 30)
 """Measured per request: 16 to 20 µs with 100 entries, 21 to 27 µs with 10,000, up to 70 µs with expired ones."""
 LOAD_OF_ENTRY = 0.2
 """µs per entry of a refund."""
 MAX_USED = 2**32
-"""With a shortfall."""
+"""Maximum usage, including a shortfall."""
 
 
 class Log(NamedTuple):
@@ -41,7 +41,7 @@ class Log(NamedTuple):
     now: int
     """µs; starts with the store's clock and never goes back."""
     times: array[int]
-    """Booked turns are in the future."""
+    """Time of each entry, in the future for booked turns."""
     totals: array[int]
     """Cumulative number of requests at each entry."""
     before: int
@@ -68,7 +68,7 @@ class Log(NamedTuple):
         return Log(now, times + array("q", (moment,)), totals + array("q", (total + requests,)), before)
 
     def with_less(self, requests: int, moment: int) -> Log:
-        """Remove requests at ``moment``, or the latest ones at `LATEST`, unless later turns follow."""
+        """Remove requests at ``moment``, or with `LATEST` the latest ones. A turn followed by later turns stays."""
         last = bisect_right(self.times, self.now if moment == LATEST else moment) - 1
         if last < 0 or not requests or self.times[last] < moment < LATEST:
             return self
@@ -105,7 +105,7 @@ class LogReport(NamedTuple):
         return LogReport(self.used, self.cost, wait, refill, self.now + elapsed_us, self.steady - elapsed_us)
 
     def tells(self, cost: int, burst: int) -> bool:
-        """True if the report decides ``cost`` and its wait."""
+        """True if the report is sufficient to decide on ``cost`` and its wait."""
         return self.steady > 0 and (cost == self.cost or cost > burst or self.used + cost <= burst)
 
 
@@ -144,7 +144,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> Log:
-    """Refund the requests of one time on the log's clock, or charge them after all booked turns."""
+    """Refund requests of the entry at ``grace_us``, or charge them after all booked turns."""
     if back >= 0:
         return log.with_less(back, grace_us)
     on_top = min(-back, MAX_USED - log.used)
@@ -152,7 +152,7 @@ def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit:
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """Return the time on the log's clock, which identifies the entry."""
+    """Return the time of the log's clock, by which a refund finds the entry."""
     return state.now
 
 
@@ -162,7 +162,7 @@ def refusal_is_stable(states: Sequence[State], bucket: BucketNumbers, cost: int)
 
 
 def remaining(state: State, limit: LimitNumbers) -> int:
-    """Return the whole requests that fit, 0 while a turn is booked."""
+    """Return the whole requests that fit; 0 if a turn is booked."""
     return 0 if _ahead_us(state, limit) else max(0, limit.burst - state.used)
 
 
@@ -175,7 +175,7 @@ def used(state: State, limit: LimitNumbers) -> int:
 
 
 def wait_us(state: State, cost: int, limit: LimitNumbers) -> int | None:
-    """Return an exact wait for the reported cost of a `LogReport`, otherwise an upper bound."""
+    """Return the wait: exact for the cost in a `LogReport`, otherwise an upper bound."""
     if not cost:
         return 0
     if cost > limit.burst:

@@ -1,10 +1,10 @@
 """Warm-up: from a third of the rate to the full rate after idle time, like SmoothWarmingUp in Google Guava.
 
-Idle time is *stored*, up to the warm-up duration. A request of any cost passes without debt; its cost then becomes debt. Each
+Idle time is *stored*, up to the warm-up duration. Without debt, a request of any cost passes, and the cost becomes debt. Each
 request uses up stored time. While more than half is stored, requests cost up to three times as much (Guava's cold factor).
 
-Amounts are in ticks as in `limitgate.algorithms.gcra`. A state is the *debt* and the *warmth*, the used part of the stored
-time. With ``full`` ticks of storage, a tick at warmth w costs 3 - 4w/full ticks, at least one. The additional cost from
+Amounts are in ticks as in `limitgate.algorithms.gcra`. A state has the *debt* and the *warmth*, which is the used part of the
+stored time. With ``full`` ticks of storage, a tick at warmth w costs 3 - 4w/full ticks, at least one. The additional cost from
 cold to w is 2w(full - w)/full ticks, the `toll`. A request pays the difference of two tolls, so rounding errors don't
 accumulate.
 """
@@ -26,12 +26,12 @@ RESCALES = True
 LOAD = Load(5, 3, 4)
 """Measured in calls of 32: charge 17 µs."""
 MAX_FULL = 2**50
-"""Stored ticks; keeps Lua's doubles exact."""
+"""Maximum of stored ticks; keeps Lua's doubles exact."""
 _LEAST = 1000
 
 State = tuple[int, int]
 Amount = tuple[int, int, int, int]
-"""Refunded ticks of requests and warmth, µs until the turn, and the warmth after it."""
+"""Refunded ticks, refunded warmth, µs until the turn, and the warmth after the charge."""
 
 
 def check(limit: LimitNumbers) -> str | None:
@@ -106,11 +106,11 @@ def _charged(state: State, cost: int, limit: LimitNumbers) -> State:
 def apply_adjustment(
     states: Sequence[State], back: Sequence[Amount], elapsed_us: int, grace_us: Sequence[int], bucket: BucketNumbers
 ) -> Sequence[State]:
-    """Refund an amount as if it were the last charge, or charge it now if negative.
+    """Refund an amount as if it were the last charge. A negative amount is charged now.
 
-    From ``grace_us`` after its charge, a refund has drained and cools the window instead. The toll is that of the current
-    warmth, or of the warmth after the charge if the window has cooled. Refunds are exact if there was no idle time, and
-    less than 1 µs off if there were no other requests. A turn before later booked ones isn't refunded.
+    After ``grace_us``, the charge has drained, so the refund cools the window instead. The toll is computed from the current
+    warmth, or from the warmth after the charge if the window has cooled since. Refunds are exact if there was no idle time, and
+    less than 1 µs off if there were no other requests. A turn followed by later turns isn't refunded.
     """
     right = []
     elapsed_us = max(0, elapsed_us)
@@ -177,7 +177,6 @@ def date(limit: LimitNumbers) -> int:
 
 
 def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int, date: int) -> Sequence[int]:
-    """Return count, storage, the longest wait in µs (negative if the cost never fits), warmth and ticks."""
     if cost > limit.most:
         return limit.count, limit.full, -1, 0, 0, 0
     ticks = cost * limit.period_us
@@ -185,7 +184,6 @@ def encode_charge(limit: LimitNumbers, window: int, cost: int, max_wait_us: int,
 
 
 def encode_adjustment(limit: LimitNumbers, back: Amount, grace_us: int) -> Sequence[int]:
-    """Return ticks as whole µs and a remainder, warmth, µs until the turn, grace, and warmth after the charge."""
     ticks, warmth, turn, warmest = back
     return *divmod(ticks, limit.count), warmth, turn, grace_us, warmest
 

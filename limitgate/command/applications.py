@@ -24,7 +24,6 @@ from limitgate.rules.rule import Rule, RuleSet
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"
 READABLE = "an application of Starlette, FastAPI, Flask or Django that can be imported outside the service"
 _made: dict[str, tuple[Any, Any]] = {}
-"""Factory and application by name."""
 
 
 def application(name: str) -> Any:
@@ -200,7 +199,7 @@ RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application
 
 
 def rules_named(name: str) -> RuleSet:
-    """Return the rules at a path, or of ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
+    """Return the rules in a path or in ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
     if not is_in_python(name):
         return load_rules(name)
     found = application(name)
@@ -217,7 +216,6 @@ def is_rules(found: object) -> bool:
 
 
 def no_gate(name: str) -> click.UsageError:
-    """Return the error for an application without rules."""
     return click.UsageError(f"{name}: no LimitGate found around the application, expected one, or --rules")
 
 

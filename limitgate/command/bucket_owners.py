@@ -1,6 +1,6 @@
 """Finds the owner of a bucket by its key: a listed caller with its limits, and clients in logs.
 
-A service's log has the first id of an episode. An access log has clients and paths, from which keys follow.
+A service's log has ids. An access log has clients and paths, from which keys are computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIXED = frozenset({"path", "method", "tier", "global"})
 
 
 def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Return the buckets, the caller's id, and False if a callable or the caller may have other limits."""
+    """Return the buckets, the caller's id, and False if limits may differ from the rule's."""
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:
@@ -102,13 +102,13 @@ class Trace(NamedTuple):
     line: int
     text: str
     client: str | None
-    """None in service logs, which show clients by ``names``."""
+    """Client of the request; None in service logs, which may mask clients."""
 
 
 def search(
     logs: Sequence[str], keys: Sequence[RefusalKey], refusal: RefusalId, buckets: Sequence[str], asked: Service
 ) -> list[Trace]:
-    """Return the first lines in service logs, and for each client in access logs the refusal nearest to the id's time."""
+    """Return the first lines in service logs, and in access logs each client's refusal nearest to the id's time."""
     match = _matcher(keys, refusal, tuple(buckets), asked)
     found: list[Trace] = []
     nearest: dict[str, tuple[tuple[bool, float], Trace]] = {}

@@ -82,7 +82,6 @@ class ClientState(NamedTuple):
     name: str
     keys: Sequence[str]
     bucket: Any
-    """Like `RuleBucket`."""
     if_unused: str | None = None
 
     def hint(self) -> str | None:
@@ -94,7 +93,6 @@ class ClientState(NamedTuple):
 
 
 Use = Literal["peek", "reset", "ban"]
-"""A reset needs the client's limits, a peek shows them."""
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
@@ -180,7 +178,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-    """Return a client's bucket. The rule's limits replace a caller's invalid ones, as in the service."""
+    """Return a client's bucket. As in the service, the rule's limits replace invalid limits of a caller."""
     own = parts.get("caller")
     if isinstance(own, Caller) and own.limits.get(rule.name, ()) is None and "limits" not in parts:
         say(f"limitgate: rule {rule.name} does not limit this caller, whose own limits for it are None", err=True)
@@ -197,7 +195,7 @@ def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequen
 
 
 def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use) -> None:
-    """Check a caller named by id: a reset would miss limits that only ``identify`` knows."""
+    """Report that a reset may miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
     if use == "ban" and _has_one_bucket(rule):
@@ -270,12 +268,11 @@ def _given(text: str) -> tuple[str, str]:
 
 
 def _as_sent(value: str) -> str:
-    """Servers decode header bytes as latin-1."""
+    """Decode a header as servers do, by latin-1."""
     return value.encode().decode("latin-1")
 
 
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
-    """Return possible paths of the key: templates, or None for the rule's pattern."""
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None:
@@ -325,7 +322,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Return the rule's template that has this spelling. A request's path is an error, because services count by template."""
+    """Return the rule's template for a path. Raise an error for a request's path, because services count by template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]

@@ -12,7 +12,7 @@ from limitgate.command.output import seconds
 from limitgate.fleet.figures import Figures
 
 SHOWN = 9
-"""Clients with a key."""
+"""Clients selectable by a key."""
 PROCESSES = "Process", "Up", "Version", "Rules", "Req/s", "Refused/s", "Requests", "Refused", "Store", "Last error"
 
 
@@ -136,7 +136,7 @@ _CLIENTS = "", "Client", "Rule", "Count", "Per second", "Since"
 
 
 def clients_of(figures: Figures, kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return rules and entries: recent ones first, then by count."""
+    """Return clients with their rules: recent ones first, then by count."""
     found = [(rule, each) for rule in figures["rules"] for each in rule[kind]]
     return sorted(found, key=lambda each: (figures["at"] - each[1]["last"] > 30, each[1]["error"] - each[1]["count"]))
 

@@ -143,7 +143,7 @@ class _Lines(logging.Handler):
 
 @contextmanager
 def _told_at_the_end() -> Iterator[None]:
-    """Print the service's warnings after a verb, except the store's error."""
+    """Print the service's warnings after a verb. A `StoreError` isn't printed twice."""
     log, lines = logging.getLogger("limitgate"), _Lines()
     # Prevents Python from printing them itself.
     log.addHandler(lines)

@@ -1,4 +1,4 @@
-"""Options and store of a verb. Imports the service only for ``--app`` or rules, so that ``status`` starts fast."""
+"""Options and store of a verb. Imports the service only if ``--app`` or rules are given, so that ``status`` starts fast."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Opened:
         return Limiter(self.store, timeout=self.timeout, key_prefix=self.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """Return one client's bucket, as the service counts. Raises `ConfigError`."""
+        """Return the bucket that the service uses for one client. Raises `ConfigError`."""
         from limitgate.limiter.rule_bucket import rule_bucket
 
         settings = self._settings

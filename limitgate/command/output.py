@@ -26,7 +26,7 @@ FOUND = 1
 """Exit status for invalid rules, or a refusal."""
 WRONG_USAGE = 2
 NO_STORE = 3
-"""Exit status."""
+"""Exit status if the store doesn't answer."""
 INTERRUPTED = 130
 """128 + SIGINT."""
 NO_READER = 141
@@ -74,7 +74,7 @@ def _escaped(line: str) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print a table without frames, for other tools. A terminal that is too narrow gets folded cells."""
+    """Print a table without frames, which other tools can read. Fold cells on a narrow terminal."""
     cells = [[_cell(str(cell)) for cell in row] for row in rows]
     widths = [max([_width(row[place]) for row in (heads, *cells)]) for place in range(len(heads))]
     is_terminal = sys.stdout.isatty()
@@ -132,7 +132,7 @@ def _finite(value: Any) -> Any:
 
 
 _AGES = FOR_EVER / 2e6
-"""Seconds beyond which a ban is permanent."""
+"""A longer ban, in seconds, is permanent."""
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def print_decision(decision: Decision) -> None:
 
 
 def is_banned(decision: Decision) -> bool:
-    """True if a ban refuses, which used amounts don't show."""
+    """True if a ban refuses. The used amounts don't show this."""
     return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
 
 

@@ -37,7 +37,7 @@ class _Refused(NamedTuple):
     caller: str | None
     limits: Sequence[Limit]
     decision: Decision | None
-    """None without a store, or for callable limits."""
+    """Current state; None without a store, or for callable limits."""
     is_certain: bool
     """False if the client may have other limits."""
     ban: Ban | None
@@ -52,7 +52,7 @@ class _Resolved(NamedTuple):
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
-    """Resolve an id with a service's rules and its key of ids.
+    """Resolve an id by a service's rules and the key that encrypts its ids.
 
     Raises `click.UsageError` for an invalid id or missing key, `ConfigError` if the store has no key, and `StoreError`.
     """
@@ -78,10 +78,9 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _AHEAD = 2 * 366 * 86_400
-"""Seconds by which the store's clock may be ahead."""
+"""Seconds by which an id's time may be ahead of this clock."""
 
 _Candidate = tuple[Rule, Sequence[str], str]
-"""Rule, tiers, bucket key without suffix."""
 
 
 def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> _Refused:
@@ -118,7 +117,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """Check the time: a typing error changes it, or makes the rest unreadable."""
+    """Check the time. A typing error usually makes it implausible."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(

@@ -23,7 +23,7 @@ BEGINNING = 1_767_225_600
 """A Thursday on which windows of every length start."""
 _SECOND = 1_000_000
 _CLOSE = 0.001
-"""Seconds."""
+"""Tolerance in seconds."""
 
 
 Failure = tuple[Document, Field, str]

@@ -92,7 +92,7 @@ class Service:
         return [] if self._app is None else placed_rules()
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
-        """Return limits that apply behind the gate, from dependencies or throttles."""
+        """Return limits of dependencies or throttles, which apply behind the gate."""
         route = self.routes.find(request)
         method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
@@ -134,7 +134,7 @@ class Service:
         return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """Return the caller from ``identify``; None if it raises."""
+        """Return the caller from ``identify``; None if ``identify`` raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
-    """Return options: those given, the gate's, then ``LIMITGATE_*``. Raises `click.UsageError`."""
+    """Return the options: from the command line, then the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -42,8 +42,6 @@ T = TypeVar("T")
 
 
 class _BlockingStore:
-    """An async store on an event loop in a thread."""
-
     measures_silence = True
 
     def __init__(self, store: AsyncConfigStore) -> None:
@@ -77,7 +75,7 @@ class _BlockingStore:
 
 
 def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return a service's store; None if it is the memory of other processes. Raises `click.UsageError`."""
+    """Return a service's store; None if it is in the memory of other processes. Raises `click.UsageError`."""
     try:
         store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
     except (ConfigError, ValueError) as error:

@@ -173,7 +173,7 @@ class DjangoExchange(Exchange):
         return None if self._admission.is_plain else self._admission.refusal
 
     def completes(self, response: Any) -> bool:
-        """Add rate fields to a response and end the request, unless more work is due."""
+        """Add rate fields and end the request. Return False if more work remains."""
         admission = self._admission
         if not admission.is_plain or admission.permits is not None or response.streaming or admission.has_news:
             return False
@@ -206,7 +206,6 @@ def _place_of(request: Any) -> dict[str, Any]:
 
 
 def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any]:
-    """Make a view callable in this mode. It renders its response."""
     if awaits and iscoroutinefunction(view):
 
         async def aview(request: Any) -> Any:
@@ -224,7 +223,7 @@ def _adapted(view: Callable[[Any], Any], *, awaits: bool) -> Callable[[Any], Any
 
 
 def _leave(exchange: Exchange | None, request: Any) -> None:
-    """Leave the gate in a copy of the scope, because outer code may share the original."""
+    """Copy the scope, because outer code may share it."""
     outer = None if exchange else admission_around(_place_of(request))
     if outer is not None:  # The gate is enabled.
         request.limitgate = overall_decision(outer)
@@ -257,7 +256,7 @@ def _read_along(meter: ResponseMeter, response: Any) -> None:
 
 
 def _end_of_loop(exchange: Exchange) -> None:
-    """The response may be closed in another thread, or while the loop shuts down."""
+    """The response may be closed in another thread, or during shutdown."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -340,7 +339,7 @@ class DjangoRequest(Request):
 
     @property
     def user(self) -> Any:
-        """``request.user``, or the server's user. Raises `UserWanted` if `find_user` must be awaited first."""
+        """``request.user``, or the server's user. Raises `UserWanted` if only `find_user` can load the user."""
         if self._user is not None:
             return self._user[0]
         user = getattr(self.django, "user", None)
@@ -355,7 +354,7 @@ class DjangoRequest(Request):
         self._user = (user,)
 
     async def find_user(self) -> None:
-        """Load the user, with ``auser`` if it belongs to ``user``, otherwise in a thread."""
+        """Load the user, with ``auser`` if that is Django's, otherwise in a thread."""
         user, auser = getattr(self.django, "user", None), getattr(self.django, "auser", None)
         if self._user is not None or not isinstance(user, LazyObject):
             return
@@ -367,7 +366,7 @@ class DjangoRequest(Request):
 
     @property
     def reads_here(self) -> bool:
-        """True: Django has read an ASGI body already."""
+        """Return True, because Django has already read an ASGI body."""
         return True
 
     def _read_body_here(self, most: int) -> bytes:
@@ -401,7 +400,6 @@ class DjangoRequest(Request):
 
 
 def _size_of(django: Any) -> int:
-    """Return the bytes of an ASGI body in a file; 0 if the body was read."""
     stream = django._stream  # noqa: SLF001 - there is no public way
     if django._read_started or not stream.seekable():  # noqa: SLF001
         return 0

@@ -52,14 +52,14 @@ class Unavailable(APIException):  # type: ignore[misc]  # REST framework is not 
 
 
 class HeadersTooLarge(APIException):  # type: ignore[misc]  # as above
-    """The 431 for a header in a throttle's key that is too long."""
+    """The 431 for a header that is too long for a throttle's key."""
 
     status_code = 431
     default_code = "request_header_fields_too_large"
 
 
 class BodyUnread(APIException):  # type: ignore[misc]  # as above
-    """The 400, 408, 411 or 413 for a body that a throttle cannot read."""
+    """The 400, 408, 411 or 413 for a body that can't be read for a throttle."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.detail, refusal.reason.lower().replace(" ", "_"))
@@ -76,7 +76,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
     """
 
     limits: ClassVar[Sequence[Limit | str] | Callable[..., Any]] = ()
-    """Limits such as ``10/minute``, or ``limits(request)``. The class is abstract if empty."""
+    """Limits such as ``10/minute``, or a function ``limits(request)``. Without limits, the class is abstract."""
     key: ClassVar[Iterable[str]] = (_USER,)
     """Key parts; an anonymous user counts by address."""
     name: ClassVar[str | None] = None
@@ -140,7 +140,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
 
 
 class _SettingsRates:
-    """The settings' rates, read on use so that tests can override them."""
+    """Rates read at each use, so that tests can override settings."""
 
     def __get__(self, throttle: object, owner: type | None = None) -> Mapping[str, Any]:
         rates: Mapping[str, Any] = api_settings.DEFAULT_THROTTLE_RATES
@@ -148,7 +148,7 @@ class _SettingsRates:
 
 
 class _RateRule:
-    """The rule for the scope of the class; None if there is no limit, or if the view has the scope."""
+    """The rule of the class's scope; None without a limit, or if only the view has a scope."""
 
     def __get__(self, throttle: SimpleRateThrottle | None, owner: type[SimpleRateThrottle]) -> Rule | None:
         throttle = throttle or owner()
@@ -272,7 +272,7 @@ class ScopedRateThrottle(SimpleRateThrottle):
 
 
 def rules_of_view(view: type, given: Mapping[str, Any]) -> list[Rule]:
-    """Return the rules of a view class's throttles; ``given`` overrides its attributes."""
+    """Return the rules of a view class's throttles; ``given`` overrides attributes of the class."""
     own = getattr(view, "get_throttles", None)
     if getattr(own, "__module__", None) != "rest_framework.views":
         return []

@@ -1,6 +1,6 @@
 """The application inside a gate: base of the middleware, handlers of refusals, and `limitgate.usage`.
 
-The application's handlers for `RateLimited` and status 429 answer refusals, but not more general handlers. In Flask and Quart,
+The application's handlers for `RateLimited` and status 429 answer refusals. More general handlers don't. In Flask and Quart,
 the first ``before_request`` function raises the refusal, so that blueprints and ``after_request`` work.
 """
 
@@ -49,7 +49,7 @@ _REFUSED = "limitgate.refused"
 
 
 class RaisingApp:
-    """A Flask or Quart application with a method ``entrance``."""
+    """A Flask or Quart application, called by the method ``entrance``."""
 
     def __init__(self, app: Any, entrance: str) -> None:
         self._app = app
@@ -77,7 +77,7 @@ class RaisingApp:
         return bool(spec.get(STATUS)) or any(kind in spec.get(None, {}) for kind in ERRORS)
 
     def _raise(self) -> Any:
-        """Answer the refusal if neither application nor blueprint has a handler."""
+        """Raise the refusal for the handlers of application or blueprint, or else answer it."""
         request = self._request
         place = getattr(request, "scope", None) or request.environ
         found = place.pop(_REFUSED, None)
@@ -195,12 +195,12 @@ AT_ONCE = 1.0
 
 @lacking("LimitGate", OF_LIMITERS)
 class Around:
-    """Middleware that wraps an application and may replace its entrance."""
+    """Middleware around an application. It may replace the application's entrance."""
 
     gate: Gate | None = None
     app: Any
     options: Mapping[str, Any]
-    """The command uses them to find the same keys and clients."""
+    """Options, from which the command derives the same keys and clients."""
     NAME: ClassVar[str]
     PUT_AROUND: ClassVar[str]
     ENTRANCES: ClassVar[tuple[str, ...]]
@@ -210,7 +210,7 @@ class Around:
         self._entrances: dict[str, Callable[..., Any]] = {name: found for name, found in standing.items() if found is not None}
 
     def app_inside(self, place: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the inner application if the request returns to this gate, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
+        """Return the inner application if the request came back here, as after ``app.wsgi_app = LimitGateWSGI(app)``."""
         exchange: Exchange | None = place.get(EXCHANGE)
         has_passed = place.get(PASSED) is self
         if not has_passed and (exchange is None or exchange.gate is not self.gate or exchange.has_come_back):

@@ -30,15 +30,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _STARTS = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})
 _STATUSES = {"http.response.start": 200, "websocket.accept": 101, "websocket.http.response.start": 403, "websocket.close": 403}
-"""Servers turn an early close into a 403."""
+"""Default statuses. Servers turn an early close into a 403."""
 BEGINNINGS = frozenset(_STATUSES)
 _LASTS = frozenset({"http.response.body", "websocket.close"})
 MOST_KEPT = 4
-"""Servers split bodies into parts of about 64 KiB."""
+"""Maximum of chunks to keep. Servers split bodies into parts of about 64 KiB."""
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
 CLIENT_GONE = (OSError, RuntimeError)
-"""`OSError` by ASGI 2.4; `RuntimeError` by Granian and for WebSockets."""
+"""Errors of ``send`` after a disconnect: `OSError` by ASGI 2.4, `RuntimeError` by Granian and for WebSockets."""
 
 _OURS = ("limitgate", EXCHANGE)
 
@@ -84,7 +84,7 @@ def marked_as_coroutine(function: F) -> F:
 
 
 def _read_along(meter: ResponseMeter, message: Message) -> None:
-    """Let the meter read a message. The last message settles the request before it is sent."""
+    """Pass a message to the meter. The last message settles the request before the client gets it."""
     kind = message["type"]
     if kind == "http.response.body":
         meter.kept.append(message.get("body") or b"")
@@ -190,13 +190,13 @@ class ASGIExchange(Exchange):
     _is_answered = False
     _has_hung_up = False
     _is_receiving = False
-    """Stays True if the wait is cancelled."""
+    """True during a receive, also after its cancellation."""
     _charging: tuple[Message, asyncio.Future[Refusal | None]] | None = None
-    """A message to deliver later, and its charge."""
+    """A message from the client, and the charge after which it is delivered."""
 
     _meter: ResponseMeter
     _kept: list[bytes] | None = None
-    """Chunks of a response that has begun, for the meter."""
+    """Chunks of the response for the meter."""
     _shown = -1
     _buffer: ReceiveBuffer | None = None
     _is_closed = False
@@ -336,7 +336,7 @@ class ASGIExchange(Exchange):
 
     @marked_as_coroutine
     def send_along(self, message: Message) -> Awaitable[None]:
-        """A faster `send_any` for the chunks of a response that the meter reads."""
+        """A faster `send_any`, for chunks that the meter reads."""
         kept = self._kept
         if kept is not None and message.get("more_body"):
             chunk = message.get("body") or b""
@@ -382,7 +382,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _begin_refused(self, message: Message, refusal: Refusal) -> None:
-        """Keep the start of a response that may already answer the refusal."""
+        """Send the start of a response if it answers the refusal, otherwise the refusal."""
         if not self._is_answered_by(message, refusal):
             await self.refuse_late(has_asked_handlers=True)
             return
@@ -404,7 +404,7 @@ class ASGIExchange(Exchange):
             await self._send(message)
 
     async def _send_wholly(self, message: Message) -> None:
-        """Send a message and wait until another one could be sent. Servers such as uvicorn wait only before they accept one."""
+        """Send a message, and wait. Servers such as uvicorn wait only before the next message."""
         if len(message.get("body") or b"") > BUFFERED:
             await self._send({**message, "more_body": True})
             message = {"type": message["type"], "body": b"", "more_body": False}
@@ -413,7 +413,7 @@ class ASGIExchange(Exchange):
     async def refuse_late(self, *, has_asked_handlers: bool = False) -> bool:
         """Send the refusal of a further limit, unless a response has begun.
 
-        ``has_asked_handlers``: the framework has called its handler.
+        ``has_asked_handlers`` is True if the framework has called its handler.
         """
         refusal = self._admission.refusal
         if refusal is None or self._admission.has_begun:

@@ -24,7 +24,7 @@ OUTCOME = "limitgate.outcome"
 
 
 def admission_around(place: Mapping[str, Any]) -> Admission | None:
-    """Return the admission at the nearest outer gate, unless its response has begun."""
+    """Return the admission at the nearest outer gate; None after the start of its response."""
     exchange = place.get(EXCHANGE)
     return unanswered(exchange.open_admission()) if isinstance(exchange, Exchange) else None
 
@@ -63,7 +63,7 @@ class Exchange:
             place[REFUSAL_ID] = refusal.id
 
     def further(self, extra_rules: Sequence[LateLimit]) -> Decision | None:
-        """Apply further rules and wait, see `limitgate.gate.late.further`. Return the whole decision; None without rules."""
+        """Apply further rules and wait, see `limitgate.gate.late.further`. Return the joined decision; None without rules."""
         gate, admission = self.gate, self.open_admission()
         turn = run(gate.store, late.further(gate, admission, extra_rules), admission.budget)
         if turn is not None:
@@ -82,7 +82,7 @@ class Exchange:
         return overall_decision(admission)
 
     async def abudgeted(self, flow: Flow[T]) -> T:
-        """Run a flow within the request's time for the store; reentrant."""
+        """Run a flow. Store calls share the request's ``timeout``, also in nested flows."""
         admission = self.open_admission()
         budget = admission.budget
         own = Budget(budget.left, measured=admission.rules.is_measured)
@@ -110,7 +110,7 @@ class Exchange:
         return self._admission.marks
 
     def sent(self) -> None:
-        """Note the end of the response, and refund."""
+        """Note that the response was sent, and refund."""
         self._admission.sent()
         self.settle()
 

@@ -17,14 +17,14 @@ from limitgate.http.request import Scope
 T = TypeVar("T")
 
 _READ_ALL = frozenset({"read", "readall", "readlines"})
-"""Methods that read the whole body if no size is given."""
+"""Methods that by default read the whole body."""
 _READS = frozenset({"read1", "readinto", "readinto1", "readline", *_READ_ALL})
 _ENDS = frozenset({"http.response.pathsend", "http.response.zerocopysend", *BEGINNINGS}) - {"http.response.start"}
-"""Messages after which the application has no more work: a WebSocket handshake, or a file that the server sends."""
+"""Messages that end the application's work: a WebSocket handshake, or a file that the server sends."""
 
 
 async def turn_shed_away(admission: Admission, scope: Scope, send: Send) -> None:
-    """Refuse a request. Copy the header list, because outer middleware may change it."""
+    """Send the refusal. Copy its headers, because outer middleware may change the list."""
     refusal: Any = admission.refusal
     if admission.rules.counts is not None:
         admission.rules.counts.count("refused", "nobody")
@@ -110,7 +110,7 @@ async def for_client(call: Awaitable[T], permits: Permits) -> T:
 
 @coroutine
 def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
-    """Continue an awaitable after its first step, as `await` does (PEP 380)."""
+    """Continue an awaitable whose first step has run, as `await` does (PEP 380)."""
     try:
         while True:
             try:
@@ -126,7 +126,7 @@ def _resumed(steps: Any, pending: Any) -> Generator[Any, Any, Any]:
 
 
 class UploadInFlight:
-    """A WSGI body of ``length`` bytes, None if unknown."""
+    """A WSGI body. Its ``length`` is in bytes, None if unknown."""
 
     def __init__(self, stream: Any, permits: Permits, length: int | None) -> None:
         self._stream = stream

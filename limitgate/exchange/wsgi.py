@@ -123,7 +123,7 @@ def _read_along(write: Callable[[bytes], object], meter: ResponseMeter) -> Calla
 
 
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
-    """Return a ``start_response`` that notes the status and replaces rate fields, except those in ``waiting``."""
+    """Return a ``start_response`` that notes the status and replaces rate fields. Those in ``waiting`` stay."""
 
     def start(status: str, headers: Fields, *exc_info: Any) -> Callable[[bytes], object]:
         fields = admission.fields if admission.is_plain or not admission.is_nested else response_fields(admission)

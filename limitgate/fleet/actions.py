@@ -18,7 +18,7 @@ def client_bucket(
 ) -> tuple[str, RuleBucketOperations]:
     """Return name and bucket of a client by its rule and its ``key`` in the figures.
 
-    Raises `ConfigError` for an unlisted client. A reset uses the rule's limits, not those of a caller.
+    Raises `ConfigError` for an unlisted client. A reset uses the limits of the rule, not of a caller.
     """
     found = next((each for each in figures["rules"] if (each["name"], each["tier"]) == (rule, tier)), None)
     listed = [] if found is None else [*found["most_refused"], *found["most_used"]]

@@ -34,7 +34,7 @@ with extra("prometheus", "prometheus_client"):
 EVERY = 5.0
 """Seconds. Snapshots last for 10 s, so none is missed."""
 KEPT = 3_600.0
-"""Seconds during which a returning process isn't counted twice."""
+"""Seconds for which ended processes are remembered."""
 MOST_SERIES = 20_000
 _BY_NAME = {each.name: each for each in INSTRUMENTS}
 _MOST_STATE = 64 * 1024 * 1024
@@ -48,10 +48,10 @@ class Totals:
     def __init__(self) -> None:
         self._gone: dict[Series, list[float]] = {}
         self._processes: dict[str, tuple[float, dict[Series, list[float]]]] = {}
-        """Time of the last snapshot, and counters."""
+        """Time of the last snapshot, and the counters, by process."""
 
     def update(self, snapshots: Iterable[Snapshot], now: float) -> None:
-        """Update the counters of processes, which never fall."""
+        """Update the counters, which never fall."""
         for snapshot in snapshots:
             _, known = self._processes.get(snapshot.id, (now, {}))
             for name, labels, counts in read_values(snapshot.counters):
@@ -143,7 +143,6 @@ class FleetCollector:
         self._totals = Totals()
         self._is_restored = False
         self._known: dict[Series, list[float]] = {}
-        """Series never disappear or fall."""
         self._saved_at = -math.inf
         self._lock = threading.Lock()
 
@@ -181,7 +180,7 @@ class FleetCollector:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sums of all processes, and gauges of those that live."""
+        """Return the sums of all processes, and gauges of live ones."""
         self.look()
         with self._lock:
             figures = self._reader.read()

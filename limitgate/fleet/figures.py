@@ -13,17 +13,17 @@ from limitgate.fleet.snapshot import STEP, STEPS, RuleState, Snapshot
 from limitgate.gate.journal import Ban
 
 MOST_WHO = 20
-"""Clients per rule."""
+"""Maximum of listed clients per rule."""
 AWAY = 30.0
 """Clock difference in seconds that is reported."""
 NOW = 15.0
-"""Seconds after a refusal that a client counts as refused."""
+"""A client counts as refused for this many seconds after a refusal."""
 Figures = dict[str, Any]
 _Revisions = frozenset[int | None]
 
 
 class Fleet:
-    """The figures of one key prefix. Remembers 15 minutes, so that ended processes stay in the history."""
+    """Figures of the processes with one key prefix. Remembers 15 minutes, so that ended processes stay in the history."""
 
     def __init__(self, key_prefix: str) -> None:
         self._key_prefix = key_prefix
@@ -67,7 +67,7 @@ class Fleet:
         }
 
     def _note_steps(self, every: Iterable[Snapshot], now: float) -> None:
-        """Note the history. Its times are by the process' own clock, which may be wrong by hours."""
+        """Note the history, corrected by the clock difference, because a process' clock may be wrong by hours."""
         for snapshot in every:
             ahead = round(_ahead(snapshot, now) / STEP)
             for step, requests, refused in snapshot.history:
@@ -166,7 +166,7 @@ def _rules(living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
 
 
 def _is_shadow(states: Sequence[RuleState]) -> bool:
-    """Older versions, and processes that have yet to load the rules, don't report a rule as a shadow rule."""
+    """Return whether a rule is a shadow rule. Old versions, and processes without rules yet, don't report this."""
     others = [each for each in states if each.would_refuse is None]
     return len(others) < len(states) and not any(each.refused for each in others)
 

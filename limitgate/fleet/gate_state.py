@@ -1,4 +1,4 @@
-"""The content of a gate's snapshot: its counts since the process started, read when a snapshot is due."""
+"""The content of a gate's snapshot. Counts start with the process, and are read when a snapshot is due."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ _LOOKBACK: Final = 5
 
 
 class _Process:
-    """What all gates of a process share."""
-
     def __init__(self) -> None:
         self._begin()
         self.inherited: dict[Series, Sequence[Any]] = {}
@@ -124,7 +122,6 @@ class GateState:
         return self._gate() is None
 
     def totals(self) -> tuple[int, int]:
-        """Requests, and how many of them were refused."""
         labels, counts = self._counts.request_series.counters, self._values(self._counts.request_series)
         refused = sum([count for (_, (outcome, _)), count in zip(labels, counts) if outcome == "refused"])
         return sum(counts), refused
@@ -181,7 +178,7 @@ class GateState:
             yield calls
 
     def _claim(self) -> None:
-        """Let only one gate report the process and a shared store, because readers add up the snapshots."""
+        """Let one gate report the process and a shared store, because readers add up snapshots."""
         url = url_of(self._store)
         with _process.lock:
             self._speaks_for_store = self._claims(self._store, None, self._forget_store)
@@ -201,7 +198,7 @@ class GateState:
         return True
 
     def _forget_store(self) -> None:
-        """Count only later calls and outages, because another gate has reported the earlier ones."""
+        """Ignore earlier calls and outages, because another gate has reported them."""
         self._outages_before = getattr(self._store, "outages", 0)
         calls = getattr(self._store, "calls", None)
         if calls is not None:
@@ -264,7 +261,7 @@ class GateState:
         )
 
     def _counters(self, series: Series) -> Iterable[Value]:
-        """Yield values other than zero, because readers know all series."""
+        """Yield values other than zero. Readers add the series with zeros."""
         values = self._values(series)
         place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):
@@ -282,8 +279,6 @@ _Rates = tuple[Mapping[str, float], Mapping[str, float]]
 
 
 class _Row:
-    """A rule's counts in the previous snapshots."""
-
     def __init__(self, values: Sequence[Any]) -> None:
         self._values: deque[list[Any]] = deque([[0] * len(values)], _LOOKBACK)
         self._hits: tuple[dict[str, int], dict[str, int]] = {}, {}

@@ -29,14 +29,14 @@ EVERY: Final = 2.0
 """Seconds."""
 TTL: Final = 10.0
 ENDED_TTL: Final = 60.0
-"""Seconds, so that an exporter sees the last counts."""
+"""Seconds until a last snapshot expires."""
 TIMEOUT: Final = 1.0
 _LAST: Final = 0.5
 _LONGEST_PAUSE: Final = 16.0
 _RENEWAL: Final = 900
-"""In snapshots: half an hour."""
+"""Snapshots (half an hour) between renewals of the index."""
 _FLEET_BYTES, _LEAST, _MOST_BYTES = 1024 * 1024, 1536, 48 * 1024
-"""Bytes of all snapshots, and the bounds of one snapshot. Large fleets list fewer clients per process."""
+"""Bytes: maximum of all snapshots, minimum and maximum of one."""
 
 
 class Publisher:
@@ -85,7 +85,7 @@ class Publisher:
         return self._state.snapshot(ended=ended)
 
     def before_fork(self) -> None:
-        """Stop the thread: forking a process with threads may deadlock the child."""
+        """Stop the thread, because a child of a process with threads may deadlock."""
         self._is_paused = self._poller.pause(2 * TIMEOUT)
 
     def after_fork(self) -> None:
@@ -118,7 +118,7 @@ class Publisher:
         self._timer = loop.call_later(seconds, _look, ref(self), loop, context=Context())
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count what is queued, and write when due. Called by a timer."""
+        """Count queued requests, and write if a snapshot is due. Called by a timer."""
         if self._loop is not loop or self._timer is None:
             return
         self._next_look(loop, self._count())
@@ -126,17 +126,16 @@ class Publisher:
             self._task = begin(arun(self._store, self._writing()))
 
     def poll(self) -> None:
-        """`look`, called by a thread."""
         self._poller.seconds = self._count()
         if self._is_due():
             run(self._store, self._writing())
 
     def _count(self) -> float:
-        """Count requests. Return the seconds until the next count: an idle process wakes up only for snapshots."""
+        """Count requests. Return the seconds until the next count."""
         return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:
-        """Do nothing: an interrupted write is repeated."""
+        """Do nothing, because an interrupted write is repeated."""
 
     def _is_due(self) -> bool:
         now = monotonic()
@@ -147,7 +146,7 @@ class Publisher:
         return not self._state.is_gone and switch.null_store is None and not self._is_closed()
 
     def _is_closed(self) -> bool:
-        """True if the store is closed and no request has reopened it, because writing would."""
+        """True if the store is closed and no request has used it since: a write would reopen it."""
         closings = getattr(self._store, "closings", 0)
         seen = self._state.totals()[0]
         if closings != self._closings:

@@ -25,12 +25,12 @@ from limitgate.stores.base import AsyncFleetStore, ConfigRequest, FleetRequest, 
 from limitgate.stores.memory import MemoryStore
 
 FRESH = 1.0
-"""Seconds for which a reading is shared, at least."""
+"""Minimum of seconds for which a reading is shared."""
 SHARE = 0.02
-"""Share of a core for reading; large fleets are read less often."""
+"""Share of a core that reading may take; large fleets are read less often."""
 STALEST = 10.0
 BESIDES_FRESH = 4.0
-"""Seconds for which the bans, and whether the store accepts writes, are shared."""
+"""Seconds for which bans and the test of writes are shared."""
 
 
 class FleetReader:
@@ -53,7 +53,6 @@ class FleetReader:
         self._figures: Figures | None = None
         self._bans: Sequence[Ban] = ()
         self._writes: bool | None = None
-        """None if unknown."""
         self._cannot_write: str | None = None
         self._next_besides = -math.inf
         self._fresh = FRESH
@@ -102,7 +101,7 @@ class FleetReader:
         self._read_at = monotonic()
 
     def _read_besides(self) -> ConfigFlow[None]:
-        """Read bans, and test if the store accepts writes: without them, limits don't apply."""
+        """Read bans, and test if the store accepts writes, because limits don't apply otherwise."""
         self._bans = list((yield from self._journal.listing()))
         yield from self._try_to_write()
         self._next_besides = monotonic() + BESIDES_FRESH

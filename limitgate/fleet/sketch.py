@@ -4,7 +4,7 @@ Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010
 share the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises
 the largest counts by n / cells instead of n / size.
 
-The true count of a name with a counter is in ``[hits - error, hits]``, that of any other name is at most `floor`.
+The true count of a name with a counter is in ``[hits - error, hits]``. Any other count is at most `floor`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Entry(NamedTuple):
     key: str
     hits: int
     error: int
-    """Maximum of ``hits`` that belong to other names."""
+    """Maximum number of ``hits`` that may belong to other names."""
     since: float
-    """Start of the hits without a pause longer than `PAUSE`."""
+    """Time of the first hit after the last pause of `PAUSE`."""
     last: float
 
 
@@ -48,9 +48,9 @@ class Sketch:
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._floor = 0
-        """Lower bound of the counts; saves a search for most names of a flood."""
+        """Lower bound of the counts, which saves most searches during a flood."""
         self._lowest: list[str] = []
-        """Names that had this count when they were last searched."""
+        """Names that had the lowest count when they were last searched."""
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -115,7 +115,7 @@ class Sketch:
         self._put(key, count, before, now)
 
     def _least(self) -> str:
-        """Return a name with the least count. Search for all of them at once, because a flood replaces many."""
+        """Return a name with the lowest count. One search finds all of them, because a flood replaces many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -153,9 +153,9 @@ def top(sketch: Sketch) -> Top:
 
 
 def merge(tops: Iterable[Top], most: int | None = None) -> Top:
-    """Add the counts of streams. Errors add up: a name may also be in streams that don't list it.
+    """Add the counts of streams. Errors add up, because a name may also be in streams that don't list it.
 
-    If hits have a pause between them, ``since`` is the start of the later ones. ``most`` is the number of names to return.
+    If hits have a pause between them, ``since`` is the end of the pause. ``most`` is the number of names to return.
     """
     listed = list(tops)
     if len(listed) == 1:

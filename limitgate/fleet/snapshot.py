@@ -25,7 +25,7 @@ from limitgate.stores.base import LONGEST_SNAPSHOT
 VERSION = 1
 _HEAD = b"LG%c" % VERSION
 _MOST_JSON = 1_048_576
-"""Longer snapshots aren't unpacked."""
+"""Maximum bytes of JSON to unpack."""
 LONGEST_NAME = 128
 MOST_RULES = 1_000
 _HUGE = 2**63
@@ -52,11 +52,10 @@ class RuleState:
     refusals: Top = NOBODY
     names: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[Mapping[str, str]] = ()
-    """As written: limit, algorithm and align."""
     rates: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
-    """Requests per second by key, used and refused, over the last period. Other keys have none."""
+    """Used and refused requests per second of the busiest keys."""
     would_refuse: int | None = None
-    """Refusals of a shadow rule, which are in ``refusals``. None for another rule."""
+    """Number of ``refusals`` by a shadow rule; None for other rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +96,18 @@ class Snapshot:
     last_error_at: float | None = None
     rules: Sequence[RuleState] = ()
     adaptive: Sequence[tuple[str, str, int, int]] = ()
-    """Rule, tier, limit, in flight."""
+    """Rule, tier, limit, and requests in flight."""
     counters: Sequence[Any] = ()
-    """Entries are `Value`, or in a decoded snapshot as received, see `read_values`."""
+    """A list of `Value`. In a decoded snapshot, it is as received, see `read_values`."""
     gauges: Sequence[Any] = ()
     ended: bool = False
     names: str = "masked"
     rates: tuple[float, float] = (0.0, 0.0)
-    """Per second, over the last period."""
+    """Requests and refusals per second, over the last period."""
     history: Sequence[tuple[int, int, int]] = ()
     """Last 15 minutes by `STEP`: Unix time, requests, refusals."""
     process: str = ""
-    """The same for all gates of a process."""
+    """Id that all gates of a process share."""
 
 
 STEP = 30
@@ -117,7 +116,7 @@ STEPS = 30
 
 
 def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
-    """Return a snapshot's bytes, within ``budget`` if cutting its sketches suffices."""
+    """Return a snapshot's bytes. Sketches are cut to stay within ``budget``."""
     most = SIZE
     while True:
         packed = _HEAD + zlib.compress(json.dumps(_plain(snapshot, most), separators=(",", ":")).encode(), 1)
@@ -259,7 +258,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def read_values(received: Iterable[Any]) -> list[Value]:
-    """Read counters or gauges of a snapshot, without damaged ones. Only exporters need them."""
+    """Read counters or gauges of a snapshot; skip damaged ones. Only exporters need them."""
     return _each(received, _value)
 
 

@@ -22,16 +22,16 @@ PERIOD: Final = 0.25
 """Seconds between counts."""
 MUCH: Final = 200
 MOST: Final = 2048
-"""Maximum of readings in a queue. Beyond it, a request counts them."""
+"""Maximum of readings in a queue. A request that finds more counts them."""
 NAMES: Final = 32
-"""Clients named per period."""
+"""Maximum of clients that are named early in a period."""
 LONGEST: Final = 128
 EVERYBODY: Final = "everybody"
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 CountMany = Callable[[Any, Mapping[Any, int]], None]
 Name = Callable[[Any], str]
-"""Names a client by the option ``names``."""
+"""Returns a client's name, as the option ``names`` allows."""
 
 
 class Clients:
@@ -42,9 +42,9 @@ class Clients:
         self.refused: RecentSketch = RecentSketch()
         self.names: dict[str, str] = {}
         self.free: int = NAMES
-        """Number of clients that may still get a name early."""
+        """Number of clients that may still be named early in this period."""
         self.has_newcomers: bool = True
-        """True if admitted requests look for such clients."""
+        """True if admitted requests may have new clients to name."""
         self._named = 0
 
     def wants(self, key: str) -> bool:
@@ -89,13 +89,12 @@ class Tally:
         self._later: list[Callable[[], object]] = []
         self._clients: WeakSet[Clients] = WeakSet()
         self.known: set[str] = set()
-        """Keys that need no name."""
         self.wanted: set[str] = set()
         """Keys with a counter but no name."""
         self.at_overflow: Callable[[], object] = bool
-        """Called by a request on a full queue, in any thread."""
+        """Called if a request finds a full queue, in any thread."""
         self.at_first: Callable[[], object] | None = None
-        """Called once by a request, in any thread."""
+        """Called once by the first request, in any thread."""
         self.lock: threading.RLock = threading.RLock()
         reset_in_children(self)
 
@@ -180,7 +179,7 @@ class Tally:
 
 
 class CountsRules(Protocol):
-    """Counts readings for the metrics of the rules. The readings have the same template."""
+    """Counts readings for the metrics of rules."""
 
     charged: Callable[[Sequence[Any]], None]
     charged_many: Callable[[Sequence[Sequence[Any]]], None]
@@ -188,7 +187,7 @@ class CountsRules(Protocol):
 
 
 Place = tuple[int, str, Clients, Name]
-"""Place of a rule's first key, the rule's name, its clients, and a function that names a client."""
+"""Index of a rule's first key, the rule's name, its clients, and a function that names a client."""
 
 
 class _Pending:
@@ -203,9 +202,7 @@ class _Pending:
         # Lists, from whose start many are taken at once.
         self.readings: list[Any] = []
         self.others: list[Any] = []
-        """Requests counted elsewhere."""
         self.refusals: list[tuple[Any, Iterable[str | None]]] = []
-        """With the refusing rules."""
 
     def __len__(self) -> int:
         return len(self.readings) + len(self.others) + len(self.refusals)
@@ -248,7 +245,7 @@ def _taken(queue: list[T]) -> list[T]:
 
 
 class Queue:
-    """Uncounted readings of one prepared plan, in place of its counter.
+    """Readings of one prepared plan that aren't counted yet. Used like a counter.
 
     With ``defers``, ``count_many`` also counts them for metrics.
     """
@@ -284,7 +281,7 @@ class Queue:
         self.queue: list[Any] = self._pending.readings
         self.others: list[Any] = self._pending.others
         self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
-        """Returns False if a client of these keys needs a name. None if no client does at present."""
+        """Returns False if a client of these keys needs a name. None while no client needs a name."""
         tally.take(self, self._pending)
 
     def renew(self) -> None:

@@ -1,7 +1,7 @@
 """The headers in which each proxy describes a request. Pure.
 
-Proxies pass on each other's headers, so a client could forge them. The subrequest's path, which only the proxy's configuration
-chooses, declares the dialect; headers of other dialects are dropped.
+Proxies pass on each other's headers, so a client could forge them. The path of the subrequest declares the dialect, because
+only the proxy's configuration chooses it. Headers of other dialects are dropped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ANY_METHOD = ""
 
 _FAMILIES = (b"x-forwarded-", b"x-original-", b"x-limitgate-")
 _DROPPED = frozenset({b"forwarded", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"host"})
-"""A subrequest has no body, and ``host`` is rewritten."""
+"""Headers that don't belong to the described request."""
 _KEPT = FORWARDED_FOR.encode()
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
@@ -34,11 +34,11 @@ class Dialect(NamedTuple):
     """The headers of a proxy. Several headers for the same part must agree."""
 
     name: str
-    """First segment of the path."""
+    """First segment of a subrequest's path."""
     methods: Sequence[bytes]
-    """Empty: the subrequest's own method."""
+    """Headers with the method; if empty, that of the subrequest."""
     uris: Sequence[bytes]
-    """Empty: the rest of the subrequest's path."""
+    """Headers with the URI; if empty, the rest of the subrequest's path."""
     host: bytes = b"host"
 
     @property
@@ -63,7 +63,7 @@ PLACES = listed([dialect.place for dialect in _DECLARED])
 class UndescribedError(Exception):
     """The subrequest doesn't describe a request. ``detail`` has no client data.
 
-    ``diagnosis`` is None if the client caused the error.
+    If the client caused the error, ``diagnosis`` is None.
     """
 
     def __init__(self, diagnosis: Diagnosis | None, *values: str, detail: str) -> None:
@@ -90,8 +90,8 @@ def declared(scope: Scope) -> tuple[Dialect, bytes]:
 def described(scope: Scope, dialect: Dialect, rest: bytes) -> Scope:
     """Return the scope of the described request. ``rest`` is the target after the dialect.
 
-    The method is `ANY_METHOD` if unknown. HEAD in a header means GET: the subrequest decides whether its response has a body.
-    Raises `UndescribedError`.
+    The method is `ANY_METHOD` if unknown. HEAD in a header becomes GET, because the subrequest's method decides whether the
+    response has a body. Raises `UndescribedError`.
     """
     lines = scope["headers"]
     target = _only(lines, dialect, dialect.uris) if dialect.uris else rest

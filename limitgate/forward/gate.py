@@ -82,7 +82,7 @@ class ForwardGate:
             await self._decides(scope, receive, send)
 
     async def decide(self, scope: Scope, cost: int | None = None) -> Decided:
-        """Decide about a described request. ``cost`` replaces the rules' own."""
+        """Decide about a described request. ``cost`` replaces the costs of rules."""
         gate = self._decides.gate
         if gate is None:
             return Decided(None, [], None)
@@ -145,7 +145,7 @@ class ForwardGate:
             self._mistaken[Diagnosis.NO_METHOD].log(place, place, method)
 
     async def _answer_handshake(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a subrequest with the headers of a WebSocket handshake, which the server takes for a handshake."""
+        """Answer a subrequest that the server takes for a WebSocket handshake, because of its headers."""
         await receive()
         if _DENIAL not in (scope.get("extensions") or {}):
             await send({"type": "websocket.close", "code": 1008, "reason": "expected a subrequest without Upgrade"})

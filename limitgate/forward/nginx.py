@@ -11,7 +11,7 @@ from limitgate.exchange.application import Message, Send
 
 STATUS, BODY = b"x-limitgate-status", b"x-limitgate-body"
 LONGEST_BODY = 4096
-"""nginx fails open on headers beyond its ``proxy_buffer_size``."""
+"""nginx fails open if headers exceed ``proxy_buffer_size``."""
 _UNSENDABLE = re.compile(rb"[\x00-\x20\x7f]+")
 _OF_BODY = frozenset({b"content-length", b"content-type", b"transfer-encoding"})
 
@@ -25,7 +25,7 @@ Key = tuple[bytes, ...]
 
 
 class Conversion:
-    """Sends refusals as 403 with status and body in headers, and keeps the messages."""
+    """Sends a refusal as 403, with status and body in headers. Keeps the messages."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -67,7 +67,7 @@ class _Kept(NamedTuple):
 
 
 class Repeats:
-    """Remembers answers for `KEPT_S` seconds: nginx asks again after ``index``, ``try_files`` and ``error_page``."""
+    """Remembers answers for `KEPT_S` seconds, because nginx asks again after ``index``, ``try_files`` and ``error_page``."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

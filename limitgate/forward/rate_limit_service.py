@@ -26,7 +26,6 @@ SERVICE = "envoy.service.ratelimit.v3.RateLimitService"
 GRACE_S = 5.0
 HEADER = "header:"
 MOST = 0xFFFFFFFF
-"""uint32."""
 _UNITS = {SECONDS[unit.lower()]: number for unit, number in Response.Limit.Unit.items() if unit.lower() in SECONDS}
 _UNSENT = frozenset({b"content-length"})
 

@@ -1,4 +1,4 @@
-"""The routes of a gate that sees requests but no responses."""
+"""Routes of a gate that gets requests but no responses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from limitgate.rules.rule import Rule, RuleSet
 
 
 class DescribedRoutes(NoRoutes):
-    """No routes, so ``path`` in a key is the rule's pattern."""
+    """Knows no routes, so ``path`` in a key is the rule's pattern."""
 
     def check(self, rules: RuleSet) -> None:
         """Raise `ConfigError` for rules that need a response, a body or messages."""

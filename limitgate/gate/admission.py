@@ -62,14 +62,13 @@ Refund = tuple[Receipt, Sequence[int]]
 class Verdict(NamedTuple):
     decision: Decision
     now: int | None = None
-    """Store clock, Unix µs; None if no bucket was read."""
+    """Unix µs by the store's clock; None if no bucket was read."""
     charged: tuple[Receipt, ...] = ()
-    """Refunded after a refusal."""
+    """Charges to refund after a refusal."""
     source: Source = "nobody"
 
     @property
     def outcome(self) -> Outcome:
-        """Outcome without further rules."""
         if self.now is None:
             return "failed_open" if self.decision.allowed else "failed_closed"
         return outcome_of(self.decision)
@@ -90,7 +89,7 @@ class Admission:
     rules: ActiveRules
     marks: Container[Mark] = ()
     is_plain: bool
-    """False if some code needs more than rate fields."""
+    """True if rate fields are all that this request still needs."""
     prepared: PreparedPlan | None = None
     plan: PlainSpend | None
     rest: Flow[None] | None
@@ -100,24 +99,23 @@ class Admission:
     has_begun: bool
     is_counted: bool = False
     sent_status: int | str | None = None
-    """Status code, or a status line."""
     waited: float = 0.0
-    """Seconds of silence that aren't in ``budget`` yet."""
+    """Seconds without a reply that ``budget`` doesn't count yet."""
     refusal: Refusal | None = None
     is_shed = False
     turn: Turn | PermitWait | None = None
-    """Not in ``charged`` yet."""
+    """A booked turn, whose charges aren't in ``charged`` yet."""
     is_nested = False
     outer_decision: Decision | None = None
     outer_ref: ReferenceType[Admission] | None = None
     inner: Sequence[Admission] = ()
     messages: RequestPlan | None = None
     client_left = False
-    """After that, a response isn't an outcome."""
+    """If True, a later response doesn't decide the outcome."""
     is_sent: bool = False
     is_by_outcome = False
     meter: ResponseMeter | None = None
-    """Set if a rule charged tokens."""
+    """Reads the response's usage if a rule charged tokens."""
     has_slots: bool = False
     opened_settlement: FinalCosts | None = None
     _now: int | None = None
@@ -172,7 +170,7 @@ class Admission:
 
     @property
     def identified(self) -> Caller | None:
-        """The caller; None if unknown, or after the request."""
+        """The caller; None if unknown, or if the request has ended."""
         if self.prepared is not None and self.request is not None:
             caller: Caller | None = self.request.caller
             return caller
@@ -192,12 +190,12 @@ class Admission:
         return not (type(self.decision) is DeferredDecision and self.opened_settlement is None) and self.settlement.has_news
 
     def decide(self, outcome: Outcome, source: Source) -> None:
-        """Record an outcome, unless a weightier one is known."""
+        """Record an outcome, unless the known one outweighs it."""
         if outweighs(outcome, self.outcome):
             self._outcome, self._decided_by = outcome, source
 
     def count_once(self, counts: Counts) -> None:
-        """Count the final outcome, once for nested gates."""
+        """Count the final outcome. Nested gates count a request once."""
         self.is_counted = True
         reading = self.reading
         if reading is not None and (pending := self.prepared.pending) is not None:  # type: ignore[union-attr]  # It has one.
@@ -358,13 +356,12 @@ class Admission:
         return self.may_need_refund()
 
     def turn_ended(self, turn: Turn, *, stays: bool) -> None:
-        """Note that the turn has come, or that the client left before, which refuses the request."""
+        """Note that the turn has come. If the client left before, the request is refused."""
         self.charged += turn.charged
         if not stays:
             self.refusal = unavailable()
 
     def abandon(self) -> None:
-        """Drop the charges, because no store can refund them."""
         if self.permits is not None:
             self.permits.abandon()
         self.charged = ()
@@ -399,7 +396,7 @@ class Admission:
         return self.has_to_refund or (self.has_news and (self._charged is None or bool(self._charged)))
 
     def plain_refund(self) -> PlainRefund | None:
-        """Return the correction of a plain plan; None if already returned, or if `refunds` is needed."""
+        """Return the correction of a plain plan; None if returned before, or if `refunds` must make it."""
         if self._charged is not None or self._plain_costs is not None or self.refusal is not None or self.has_news:
             return None
         reading, prepared = self.reading, self.prepared
@@ -411,7 +408,7 @@ class Admission:
         return refund
 
     def refunds(self, *, any_has_own_cost: bool) -> list[Refund]:
-        """``any_has_own_cost`` is True if costs were reported and a rule of any gate has its own cost."""
+        """``any_has_own_cost`` is True if a cost was reported and a rule of any gate has its own cost."""
         self.settlement.has_news = False
         self._settled_by = self.status
         refunds: list[Refund] = []

@@ -33,14 +33,14 @@ from limitgate.rules.options import Ban as BanTerms
 from limitgate.stores.base import AsyncConfigStore, SyncConfigStore, calls_of
 
 MOST = 1_000
-"""Buckets with a count in flight."""
+"""Maximum of buckets whose refusals are being counted."""
 ROUNDS = 8
-"""Calls per refused request."""
+"""Maximum of calls per refused request."""
 
 
 class _Refusing(NamedTuple):
     charge: Charge
-    """Its first bucket holds the ban."""
+    """The ban is in the first bucket."""
     compiled_rule: CompiledRule
     terms: BanTerms
 
@@ -66,7 +66,7 @@ class Bans:
     ) -> Flow[dict[str, int]]:
         """Count a refusal for each refusing rule. Return the bans in force by key, in µs.
 
-        Doesn't count refusals by a ban, without the store, or with an infinite ``retry_after``.
+        Refusals by a ban, without the store, or with an infinite ``retry_after`` don't count.
         """
         banned: dict[str, int] = {}
         for refusing in _refusing(decision, compiled_rules):
@@ -140,9 +140,8 @@ def _refusing(decision: Decision, compiled_rules: Sequence[CompiledRule]) -> lis
 
 
 PAUSE = 1.0
-"""Seconds."""
+"""Seconds between attempts."""
 LAST = 2.0
-"""Seconds to write the last bans at shutdown."""
 
 _Noted = tuple[Ban, Charge]
 
@@ -229,7 +228,7 @@ class BanNotes:
             raise
 
     def _has_more(self) -> bool:
-        """Return False to end the job; the next ban starts another."""
+        """Return False to end the job, because the next ban starts another one."""
         with self._lock:
             if not self._waiting:
                 self._job = None

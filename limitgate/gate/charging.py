@@ -31,7 +31,7 @@ from limitgate.rules.options import OnError
 class Charging:
     """Charges the requests of one gate. The store has ``timeout`` seconds.
 
-    ``on_error`` applies to rules without their own. ``processes`` share the limits during an outage.
+    ``on_error`` applies to rules that don't set it. ``processes`` share the limits during an outage.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Charging:
     def charge(
         self, admission: Admission, request_plan: RequestPlan, plan: Plan, settlement: FinalCosts | None = None
     ) -> Flow[Turn | None]:
-        """Return the turn to wait for."""
+        """Charge a plan. Return the turn, if the request must wait."""
         verdict = yield from self.decide(request_plan, plan, settlement)
         turn = self.apply(admission, request_plan, verdict)
         if not verdict.decision.allowed and request_plan.bans:
@@ -128,7 +128,6 @@ class Charging:
             admission.refusal = self.refusals.banned(whole, refusal.id)
 
     def refuse(self, admission: Admission, decision: Decision, now: int | None, request_plan: RequestPlan) -> Refusal:
-        """``now`` is Unix µs; None if no bucket was read."""
         if now is None:
             return unavailable()
         whole = nesting.joined_with_outer(admission, decision)
@@ -145,7 +144,7 @@ class Charging:
 
 
 def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
-    """Note which clients used the rules and which were refused, or would be by a shadow rule."""
+    """Note which clients used the rules, and which were refused or would have been."""
     noted: set[tuple[str, bool]] = set()
     behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
     for charge, _, after in decision.evidence:
@@ -169,14 +168,12 @@ def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:
 
 
 def deny(admission: Admission, denying: CompiledRule) -> None:
-    """Refuse, or only record it for a shadow rule."""
     if denying.row is not None:
         denying.row.count(REFUSED if denying.enforced else SHADOW_REFUSED, 1.0)
     _refuse_without_bucket(admission, forbidden(), denying.rule.name, enforced=denying.enforced)
 
 
 def refuse_without_headers(admission: Admission, outer: Admission | None, error: HeadersTooLargeError) -> None:
-    """Refuse for unreadable headers, unless no enforced rule may apply."""
     end_undecided(admission)
     admission.permits = None
     compiled_rules, admission.marks = admission.rules.planner.may_apply(admission.request)
@@ -187,7 +184,6 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
 def refuse_without_body(
     admission: Admission, outer: Admission | None, compiled_rules: Sequence[CompiledRule], error: BodyError
 ) -> None:
-    """Refuse for an unreadable body, unless none of these rules is enforced."""
     if refuse_unread(admission, compiled_rules, error):
         nesting.enter(admission, outer)
     else:
@@ -198,7 +194,7 @@ def refuse_without_body(
 def refuse_unread(
     admission: Admission, compiled_rules: Sequence[CompiledRule], error: HeadersTooLargeError | BodyError
 ) -> bool:
-    """Refuse unreadable headers or body. False if only shadow rules apply."""
+    """Refuse for unreadable headers or body. Return False if only shadow rules apply."""
     is_enforced = any(each.enforced for each in compiled_rules)
     if compiled_rules:
         detail = str(error)

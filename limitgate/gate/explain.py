@@ -48,7 +48,7 @@ class Explanation(NamedTuple):
     fields: Fields
     """Fields of the refusal, or added to the response."""
     unevaluated: Sequence[Rule] = ()
-    """Late limits that need dependencies."""
+    """Limits behind the gate that depend on values of the application."""
 
 
 class LookingStore:
@@ -59,7 +59,6 @@ class LookingStore:
     def __init__(self, store: SyncStore) -> None:
         self._store = store
         self.failure: StoreError | None = None
-        """The failure that the gate handled by ``on_error``."""
 
     def spend(self, plan: Plan, timeout: float) -> Reading:
         try:
@@ -69,7 +68,7 @@ class LookingStore:
             raise
 
     async def aspend(self, plan: Plan, timeout: float) -> Reading:
-        """`spend` as a coroutine, which blocks the event loop."""
+        """`spend` for async callers. It blocks the event loop."""
         return self.spend(plan, timeout)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Awaited(NamedTuple):
     awaitable: Awaitable[Any]
     otherwise: str
-    """Error text for sync code."""
+    """Error for sync code, which can't await."""
 
     def refused(self) -> TypeError:
         """Return the error for sync code. Close the awaitable, which would warn otherwise."""
@@ -32,7 +32,7 @@ class Awaited(NamedTuple):
 
 
 class PendingLimits:
-    """Limits from async callables. Await this object, then plan again. ``keys`` are ids of rules, or None for all."""
+    """Limits from async callables. Await this object, then plan again. ``keys`` are ids of rules; None for all."""
 
     __slots__ = ("_given", "_keys")
 
@@ -56,7 +56,7 @@ class PendingLimits:
             raise
 
     def close(self) -> None:
-        """Close the remaining coroutines, which would warn."""
+        """Close the remaining coroutines, which would otherwise warn."""
         for key in self._keys:
             if isawaitable(self._given[key]):
                 getattr(self._given[key], "close", bool)()
@@ -70,7 +70,7 @@ Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 """Yields a plan and a timeout in seconds, or an `Awaited`."""
 AnyRequest = AnyPlan | ConfigRequest | FleetRequest
 ConfigFlow = Generator[tuple[AnyRequest, float] | Awaited, Any, T]
-"""May also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
+"""A flow that may also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
 _KEPT = (ConfigRequest, FleetRequest)
 
 
@@ -97,7 +97,7 @@ def answers_at_once(store: object) -> bool:
 
 
 def _beside_spend(store: object) -> Mapping[str, Any]:
-    """Return the attributes of the class that defines ``spend``: a subclass with its own ``spend`` has to repeat them."""
+    """Return the attributes of the class that defines ``spend``, because a subclass may change its behaviour."""
     for kind in type(store).__mro__:
         if "spend" in vars(kind) or "aspend" in vars(kind):
             return vars(kind)
@@ -124,7 +124,7 @@ class Budget:
 
 
 def drive(flow: Generator[Wish, Result, T], fulfil: Callable[[Wish], Result]) -> T:
-    """Run a flow, and throw errors and interruptions of ``fulfil`` into it."""
+    """Run a flow. Errors and interruptions of ``fulfil`` are raised inside it."""
     try:
         wish = next(flow)
         while True:

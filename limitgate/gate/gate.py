@@ -42,9 +42,9 @@ class Gate:
     ) -> None:
         self.store = store
         self.rules: ActiveRules = rules
-        """May be replaced at any time: a request reads the attribute once."""
+        """A reload replaces the rules, so a request reads this attribute once."""
         self.has_begun: bool = False
-        """True after a decision that the store didn't make, see `Outages.has_answered`."""
+        """True after a decision without the store, see `Outages.has_answered`."""
         self.loads: ReloadStats = ReloadStats()
         self.at_other_rules: list[Callable[[], None]] = []
         """Called after a reload, in any thread."""
@@ -71,7 +71,7 @@ class Gate:
 
     @property
     def overloaded(self) -> int:
-        """Decisions without the store because this process was too busy."""
+        """Number of decisions without the store because this process was too busy."""
         return self.outages.overloaded
 
     @property
@@ -81,7 +81,7 @@ class Gate:
 
     @property
     def overflowed(self) -> int:
-        """Requests in overflow buckets, see `limitgate.gate.planning.cardinality`."""
+        """Number of requests in overflow buckets, see `limitgate.gate.planning.cardinality`."""
         cardinality = self.rules.planner.cardinality
         return cardinality.overflowed if cardinality else 0
 
@@ -93,7 +93,7 @@ class Gate:
             tell()
 
     def check(self, request: Request, outer: Admission | None = None, *, waits: bool = True) -> Admission:
-        """Decide on a request. With ``waits``, block until its turn. ``outer`` is the admission of the next outer gate."""
+        """Decide on a request. If ``waits``, block until its turn. ``outer`` is the admission of the next outer gate."""
         admission = self.begin(request, outer)
         rest, plan = admission.rest, admission.plan
         if plan is not None:
@@ -148,8 +148,8 @@ class Gate:
         """Find the caller, the rules and the keys for a request, without a store call.
 
         If the result has a ``plan``, have the store carry it out and pass the reading to `conclude`. If it has a ``rest``, run
-        that flow. Otherwise the request is decided. To continue a request, pass its admission, and its caller as ``known``.
-        WebSockets and requests with an outer gate never have a plain plan.
+        that flow. If it has neither, the request is decided. To continue a request, pass its admission, and its caller as
+        ``known``. WebSockets and requests with an outer gate never have a plain plan.
         """
         identified: Any = None
         if known is None:
@@ -305,7 +305,7 @@ class Gate:
         admission.is_plain = admission.needs_only_fields
 
     def unanswered(self, admission: Admission, error: BaseException) -> Flow[None] | None:
-        """Return the flow after a failed plain plan; None for errors other than `StoreError`, which the caller raises.
+        """Return the flow that continues after a failed plain plan. It is None for errors other than `StoreError`: raise these.
 
         Releases slots later, because the store may have taken them.
         """

@@ -17,7 +17,7 @@ from limitgate.observing.logs import somebody
 from limitgate.stores.base import ConfigRequest, StoredConfig, SyncConfigStore
 
 MOST_BANS, MOST_EVENTS = 2_000, 1_000
-"""Bans by rules are dropped first, in order of their end. Of events, the oldest are dropped."""
+"""Maximums. Bans by rules are dropped first, in order of their end. The oldest events are dropped first."""
 _BY_RULE = "rule "
 T = TypeVar("T")
 _TRIES = 20
@@ -38,12 +38,11 @@ class Ban(NamedTuple):
 
     @classmethod
     def by_rule(cls, rule: str, who: str, key: str, until: float, reason: str) -> Ban:
-        """``who`` is masked, ``until`` is Unix time in seconds."""
         return cls(f"{rule} {who}".rstrip()[:_LONGEST], (key,), until, reason, f"{_BY_RULE}{rule}")
 
     @property
     def digest(self) -> str | None:
-        """End of the bucket's key, as in ids of refusals."""
+        """The digest in the bucket's key, as in ids of refusals."""
         found = _DIGEST.search(self.keys[0])
         return found and found[0]
 
@@ -166,9 +165,9 @@ class Journal(JournalFlows):
         *,
         bans: bool = False,
     ) -> None:
-        """Record a change, with ``bans`` a ban for ``seconds`` or permanently. A pardon removes the ban.
+        """Record a change. With ``bans``, it is a ban for ``seconds``, or permanent. A pardon removes the ban.
 
-        The change is in effect even if the journal can't be written.
+        The change itself doesn't depend on the journal.
         """
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
@@ -188,7 +187,7 @@ def _take_out(listed: dict[str, Ban], keys: Sequence[str]) -> None:
 
 
 def _entries(kept: Any, name: str, entry: Callable[[Any], T]) -> list[T]:
-    """Read entries. Skip invalid ones: a damaged journal must not block bans."""
+    """Read entries. Skip invalid entries, because a damaged journal must not block bans."""
     found: list[T] = []
     listed = kept.get(name) if isinstance(kept, dict) else None
     for each in listed if isinstance(listed, list) else ():

@@ -23,7 +23,7 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) -> Flow[Turn | None]:
-    """Return the turn to wait for. If a rule refuses, the caller refunds all charges."""
+    """Charge further limits. Return the turn, if the request must wait. After a refusal, the caller refunds all charges."""
     if admission.marks is EVERYTHING or admission.refusal is not None or switch.null_store is not None:
         return None
     if admission.settlement.is_over:

@@ -27,9 +27,9 @@ class Load:
     def enter(  # noqa: C901 - each extra call slows down all requests
         self, admission: Admission, outer: Admission | None, plan: PreparedPlan | GivenPlans, caller: Caller | None
     ) -> bool:
-        """Take permits; a thread waits for them here.
+        """Take permits. In a thread, wait for them.
 
-        Return False if refused, or if the request has to wait on an event loop.
+        Return False if the request is refused, or has to wait on an event loop.
         """
         admission.marks = plan.marks
         permits = admission.permits
@@ -151,6 +151,5 @@ def end_refused(admission: Admission) -> None:
 
 
 def end_undecided(admission: Admission) -> None:
-    """Release permits during an error."""
     if admission.permits is not None:
         admission.permits.end_unanswered(client_left=False)

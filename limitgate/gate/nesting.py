@@ -1,4 +1,4 @@
-"""Nested gates charge separately. The outermost gate that has rate fields adds them for all gates."""
+"""Nested gates charge separately. The outermost gate with rate fields adds the fields for all gates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from limitgate.rules.decorators import EVERYTHING
 
 
 def enter(inner: Admission, outer: Admission | None) -> None:
-    """Link an admission to the next outer one."""
     if outer is None or inner.outer_ref is not None:
         return
     inner.outer_ref = ref(outer)
@@ -61,7 +60,7 @@ def raw_response_fields(admission: Admission) -> RawFields:
 
 
 def response_fields(admission: Admission) -> Fields:
-    """Return the fields of this gate and inner ones, unless an outer gate adds them."""
+    """Return the fields of this gate and inner gates, unless an outer gate adds them."""
     if not admission.is_nested:
         return admission.fields
     if not admission.fields or any(outer.fields for outer in _outers(admission)):

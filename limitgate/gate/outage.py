@@ -35,7 +35,7 @@ AGAIN = 60.0
 
 
 Split = tuple[Plan, Plan | None]
-"""Charges for the part of the store that works, and those that this process makes afterwards."""
+"""Charges for the working part of the store, and charges that this process makes afterwards."""
 
 
 class Outages:
@@ -50,9 +50,9 @@ class Outages:
         self.failures: int = 0
         self.overloaded: int = 0
         self.last_error: tuple[str, float] | None = None
-        """Text and Unix seconds."""
+        """Text, and time in Unix seconds."""
         self.is_known: bool = False
-        """True while more answers would change nothing."""
+        """True if further answers change nothing."""
         self.has_answered: bool = False
         self.at_first_answer: list[Callable[[], object]] = []
         """Called in any thread."""
@@ -120,7 +120,7 @@ class Outages:
         return self._with_rest(request_plan, outcome, reading)
 
     def without_store(self, request_plan: RequestPlan, error: StoreError) -> Verdict | Split:
-        """Decide without the store, or return a split if part of the store still works."""
+        """Decide without the store. Return a split if part of the store works."""
         charges = request_plan.plan.charges if request_plan.plan else ()
         rest = [charge for charge in charges if charge.key not in error.keys] if error.keys else []
         local = self._local(request_plan, rest, error)
@@ -152,7 +152,7 @@ class Outages:
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
-        """Return this process' share of the charges that aren't in ``rest``; None if a rule is ``closed``."""
+        """Return this process' share of the charges outside ``rest``; None if a rule is ``closed``."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             if charge in rest or not compiled_rule.enforced:
@@ -171,7 +171,7 @@ class Outages:
         return _verdict(plan, reading, Receipt(request_plan, plan, reading, is_local=True))
 
     def _asked(self, plan: Plan) -> tuple[Plan, Reading]:
-        """Carry out a plan in this process. If a bucket is banned, only read."""
+        """Carry out a plan in this process. If a bucket is banned, only read it."""
         lefts = [self._ban_left_us(charge.key) if charge.cost else 0 for charge in plan.charges]
         bans = {place: left for place, left in enumerate(lefts) if left}
         if not bans:

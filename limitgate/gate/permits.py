@@ -32,10 +32,10 @@ BUFFERED = 65_536
 """Bytes that a server buffers before it waits for the client."""
 IPV6_PREFIX = 64
 MOST_DIGITS = 20
-"""Maximum digits to parse: Python refuses thousands."""
+"""Maximum of digits, because Python refuses to parse thousands."""
 
 Stay = Callable[[Any], Awaitable[bool]]
-"""Returns False if the client leaves first."""
+"""Waits; returns False if the client leaves first."""
 
 
 class ProxyGuard:
@@ -68,7 +68,6 @@ class ProxyGuard:
         return loop_guard if waited is None else _Waited(self, request.peer, waited, loop_guard)
 
     def refuses(self, now: float, share: float, proxy: str | None, waited: float) -> bool:
-        """True if a request that waited ``waited`` seconds in a queue is refused."""
         with self._lock:
             queue = self._queues.get(proxy)
             if queue is None:
@@ -105,7 +104,7 @@ class Permits:
     held: list[tuple[ConcurrencyLimiter, Permit]]
     in_force: tuple[InForce, ...]
     is_to_be_told: bool
-    """True if the decision shows a wait or a shadow refusal."""
+    """True if the decision must show a wait or a shadow refusal."""
     adaptive: AdaptiveMatch
     priority: Priority
     outcome: Outcome
@@ -130,7 +129,7 @@ class Permits:
         waiter: Callable[[], WaitingTask | WaitingThread],
         guard: Guard | None = None,
     ) -> bool:
-        """True if the request has all permits; False if it waits, is refused, or lacks the permit of a shadow rule.
+        """Take the permits. Return False if the request waits, is refused, or lacks a shadow rule's permit.
 
         ``waiter`` waits in a task or a thread.
         """
@@ -155,7 +154,7 @@ class Permits:
         return is_whole
 
     def resolve_client(self, request: Request) -> None:
-        """Find the client. Call this only with permits, because refusals must be cheap."""
+        """Find the client. Call this only with permits, because refusals must stay cheap."""
         self.client = client = group_of(request.resolved_client())
         for _, permit in self.held:
             permit.client = client
@@ -186,7 +185,6 @@ class Permits:
             self._go_on(has_place=places.wait(permit, self.waits))
 
     async def await_places(self, stay: Stay) -> bool:
-        """False if the client leaves first."""
         while isinstance(self.waits, WaitingTask):
             places, permit = self.held[-1]
             if places.has_to_wait(permit, self.waits) and not await stay(self.waits.woken):
@@ -196,7 +194,6 @@ class Permits:
         return True
 
     def begin_again_here(self) -> None:
-        """Take released permits again, in this thread."""
         before, self.in_force = self.in_force, ()
         self.take(self.adaptive.compiled_rules, WaitingThread)
         self.wait()
@@ -204,7 +201,6 @@ class Permits:
             self.in_force = before
 
     async def begin_again(self, stay: Stay) -> bool:
-        """Take released permits again. False if the client leaves first."""
         before, self.in_force = self.in_force, ()
         self.take(self.adaptive.compiled_rules, WaitingTask)
         stays = await self.await_places(stay)
@@ -231,7 +227,7 @@ class Permits:
         self._idle_s += idle_s
 
     def has_body(self) -> None:
-        """Take lent permits back, even beyond the limit, because the work starts."""
+        """Take lent permits back, even beyond the limit, because the work begins."""
         if not self._has_lost:
             return
         self._has_lost = False
@@ -298,7 +294,8 @@ class Permits:
     def sends(self, size: int) -> None:
         """Note sent bytes.
 
-        Release the permits after the last declared byte, or without a sample if the length is unknown or above `BUFFERED`.
+        Release the permits after the last declared byte. If the length is unknown or above `BUFFERED`, release them now,
+        without a sample.
         """
         if not self.held:
             return

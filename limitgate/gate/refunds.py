@@ -49,7 +49,7 @@ class Refunds:
             self._failed(slots, error)
 
     async def asettle(self, admission: Admission) -> None:
-        """`settle` on an event loop. Completes even if cancelled or out of time."""
+        """`settle` on an event loop. Completes even after a cancellation or timeout."""
         if self._answers_at_once or (switch.stand_in is not None and switch.stand_in(self._store) is not None):
             self.settle(admission)
             return
@@ -80,7 +80,7 @@ class Refunds:
             await self.asettle(admission)
 
     async def asettled(self) -> None:
-        """Wait for background refunds and charges of this event loop."""
+        """Wait for this event loop's refunds and charges in the background."""
         begun = list(self._under_way)
         # Under trio, nothing is under way.
         if not begun:

@@ -1,6 +1,7 @@
 """Makes and logs refusals, with ids whose key is derived from ``secret`` or kept in the store.
 
-Requests never wait for the key: a process starts with a random one. Later refusals poll the store, and restore the key if lost.
+Requests never wait for the key, because a process starts with a random one. Later refusals poll the store, which gets the key
+again if it lost it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _AGAIN = 60.0
 """Seconds between polls."""
 _TRIES = 8
 _MOST = 64
-"""Maximum of keys. The first one is in force; processes used the others before they knew it."""
+"""Maximum of keys. The first one is in force. Processes used the others before they read it."""
 
 
 def place_of_keys(key_prefix: str) -> str:
@@ -149,7 +150,7 @@ class Refusals:
             raise
 
     def _exchange(self, closings: int) -> ConfigFlow[None]:
-        """Adopt the key in force. Add the own key if ids used it."""
+        """Adopt the key in force. Store this process' key if its ids are in use."""
         own = self._key.key
         keys: list[bytes] = []
         request = ConfigRequest(self._place)

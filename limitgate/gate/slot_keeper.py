@@ -32,15 +32,15 @@ from limitgate.stores.base import calls_of
 log: logging.Logger = logging.getLogger("limitgate")
 
 RENEW = 10.0
-"""Seconds; a slot survives two failures."""
+"""Seconds between renewals; a slot survives two failures."""
 AGAIN = 1.0
 """Seconds before a retry."""
 SOON = 0.05
 """Seconds before abandoned slots are released."""
 MANY_RELEASES = 100
-"""Number of releases that triggers an early batch."""
+"""This many releases start a batch early."""
 MAX_RELEASES = 10_000
-"""Maximum of queued releases. Further slots expire."""
+"""Maximum of queued releases. Slots beyond it expire."""
 
 
 Taken = Sequence[Charge] | PlainSpend
@@ -49,7 +49,7 @@ Taken = Sequence[Charge] | PlainSpend
 class _Held(NamedTuple):
     slot: int
     taken: Sequence[Charge] | PlanTemplate
-    """Charges or a template, because a plan would keep the request alive."""
+    """Charges or a template. A plan would keep the request alive."""
     keys: Sequence[str]
     holder: ref[object]
 
@@ -81,7 +81,7 @@ class _Renewer:
             self.schedule(RENEW)
 
     def let_go(self, slot: int) -> bool:
-        """Stop renewing a slot. Return False if it isn't held here."""
+        """Stop renewing a slot. Return False if this process doesn't hold it."""
         return self.held.pop(slot, None) is not None
 
     def release_later(self, charges: Sequence[Charge]) -> None:
@@ -200,7 +200,7 @@ class _ThreadRenewer(_Renewer):
         super().__init__(slot_keeper)
         self._lock = threading.RLock()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
-        """Finalizers may put into a `SimpleQueue`."""
+        """A `SimpleQueue`, because finalizers can put into it."""
         self._runs = False
 
     def hasten(self) -> None:
@@ -279,7 +279,7 @@ class SlotKeeper:
     def reset_after_fork(self) -> None:
         self._in_threads = _ThreadRenewer(self)
         self._in_loops: dict[asyncio.AbstractEventLoop, _LoopRenewer] = {}
-        """Shared by threads: atomic operations only."""
+        """Shared by threads, so use only atomic operations."""
 
     def __len__(self) -> int:
         return sum(len(renewer.held) for renewer in self._renewers())

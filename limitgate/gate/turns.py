@@ -1,7 +1,7 @@
 """Waits for booked turns and permits, in a thread or on an event loop.
 
-Requests with equal turns share a FIFO queue per loop. If one leaves, the others move up, and the last turn is refunded: a
-bucket can only take back the last one. Turns in GCRA buckets also move up after refunds ahead of them.
+Requests with equal turns share a FIFO queue per loop. If a request leaves, the others move up and the last turn is refunded,
+because a bucket can refund only the last turn. Turns in GCRA buckets also move up after refunds ahead of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TurnWaiter = asyncio.Future[Turn]
 
 
 def book(charged: tuple[Receipt, ...], now: int, delay: float) -> tuple[tuple[Receipt, ...], Turn]:
-    """Split charges into those made now, and those booked ``delay`` seconds after ``now`` (Unix µs)."""
+    """Split charges: those made now, and those booked ``delay`` seconds after ``now`` (Unix µs)."""
     ahead = [_part(each, is_ahead=True) for each in charged]
     rest = [_part(each, is_ahead=False) for each in charged]
     booked = tuple([part for part in ahead if part.plan.charges])
@@ -69,7 +69,7 @@ class WaitQueues:
         return queue.join(turn)
 
     def leave(self, turn: Turn, waiter: TurnWaiter) -> Turn:
-        """Return the turn that becomes free."""
+        """Leave the queue. Return the turn that becomes free."""
         loop, kind = waiter.get_loop(), _kind(turn)
         queues = self._queues.get(loop, {})
         queue = queues.get(kind)
@@ -100,7 +100,7 @@ class WaitQueues:
                     loop.call_soon_threadsafe(_move_up, queues, returned, context=Context())
 
     def as_last(self, given_up: Turn) -> Turn:
-        """Return the turn as if it had been booked last, so that the bucket takes it back."""
+        """Return the turn as if it were the last one, so that the bucket can refund it."""
         queues = self._queues.get(asyncio.get_running_loop(), {})
         behind = [bucket for queue in queues.values() for bucket in queue.booked()]
         return given_up._replace(charged=tuple([_behind(each, behind) for each in given_up.charged]))
@@ -168,7 +168,6 @@ def _move_up(queues: dict[object, _WaitQueue], returned: Sequence[Returned]) -> 
 
 
 def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
-    """Return the turn with other receipts for the same charges."""
     if all(map(is_, charged, turn.charged)):
         return turn
     due_us = max(
@@ -183,7 +182,7 @@ def moved_up(turn: Turn, charged: tuple[Receipt, ...]) -> Turn:
 
 
 def lowered(receipt: Receipt, returned: Iterable[Returned]) -> Receipt:
-    """Return a receipt as if the refunded charges before it had not been made."""
+    """Return a receipt as if earlier, refunded charges had not been made."""
     reading = receipt.reading
     buckets = list(reading.buckets)
     for each in returned:
@@ -200,7 +199,7 @@ def _behind(receipt: Receipt, booked: Sequence[tuple[int, BucketReading]]) -> Re
 
 
 def _raised(bucket: BucketReading, now: int, booked: Sequence[tuple[int, BucketReading]]) -> BucketReading:
-    """Add costs of turns behind a charge to its debts."""
+    """Add the costs of later turns to the debts of a charge."""
     charge, before, _ = bucket
     if charge.bucket.algorithm is not gcra:
         return bucket
@@ -281,7 +280,7 @@ class Turns:
         return admission.refusal is None
 
     async def await_further(self, admission: Admission, turn: Turn, stay: Stay) -> bool:
-        """`wait_for_further` on an event loop. False if the client leaves."""
+        """`wait_for_further` on an event loop. Return False if the client leaves."""
         admission.turn = None
         try:
             waiter = self.queues.join(turn)

@@ -1,6 +1,6 @@
 """JSON bodies, for keys and callables. Reads the body of a WSGI request (PEP 3333) so that the application can read it again.
 
-A body that is too large, deep or slow raises `BodyError`: otherwise padding would evade limits.
+A body that is too large, deep or slow raises `BodyError`, because padding could otherwise evade limits.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DEEPEST = 100
 LONGEST_READ_S = 10.0
 """Longest read in seconds, before any charge or permit."""
 MOST_PARTS = 4096
-"""Maximum of parts: each takes memory in addition to its bytes."""
+"""Maximum of parts, each of which takes memory besides its bytes."""
 LONGEST_POINTER = 256
 """Characters."""
 
 FORMS = frozenset({"multipart/form-data", "application/x-www-form-urlencoded"})
 UNREAD: Any = object()
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive: a missing end must not take quadratic time."""
+"""Possessive quantifiers, because a missing quote must not take quadratic time."""
 _BRACKET = re.compile(r"[\[\]{}]")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 _WRONG_ESCAPE = re.compile(r"~(?![01])")
@@ -60,7 +60,7 @@ def declared_length(value: str | None) -> int | None:
 
 
 def parsed(data: bytes) -> Any:
-    """Parse a body as `json.loads` does, like most applications. None if not JSON.
+    """Parse a body like `json.loads`, as most applications do. None if it isn't JSON.
 
     Raises `BodyError` beyond `DEEPEST`, or for an integer that Python doesn't parse.
     """
@@ -90,7 +90,7 @@ def _is_too_deep(text: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def pointer(text: str) -> tuple[str, ...]:
-    """Tokens of a JSON pointer (RFC 6901). Raises `ConfigError`."""
+    """Return the tokens of a JSON pointer (RFC 6901). Raises `ConfigError`."""
     if not text.startswith("/") or len(text) > LONGEST_POINTER or _WRONG_ESCAPE.search(text):
         raise ConfigError(
             f"{text!r:.80} is not a JSON pointer of up to {LONGEST_POINTER} characters, expected for example /user/id, "
@@ -100,7 +100,7 @@ def pointer(text: str) -> tuple[str, ...]:
 
 
 def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
-    """Return the text of a string, number or boolean; None for others."""
+    """Return the text of a string, number or boolean; None for other values."""
     for token in tokens:
         if isinstance(document, dict):
             document = document.get(token)
@@ -116,18 +116,18 @@ def text_at(document: Any, tokens: tuple[str, ...]) -> str | None:
 
 
 def _spelled(value: float) -> str:
-    """Return the same text for equal numbers, because clients could alternate between 1, 1.0 and 1e0."""
+    """Return one text for equal numbers, because clients could alternate between 1, 1.0 and 1e0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value)
 
 
 _PART = 16_384
-"""Bytes between checks of the deadline."""
+"""Bytes to read before the deadline is checked."""
 
 
 class ReplayedInput:
-    """A WSGI input that starts with bytes already read."""
+    """A WSGI input that first returns bytes that were already read."""
 
     def __init__(self, head: bytes, rest: Any) -> None:
         self._head = BytesIO(head)
@@ -170,7 +170,7 @@ class ReplayedInput:
 def read_input(environ: MutableMapping[str, Any], most: int) -> bytes:
     """Read a body of at most ``most`` bytes, and put them back.
 
-    Raises `BodyError` if it is larger, incomplete, slow, or endless. The server's timeout applies to each read.
+    Raises `BodyError` if the body is larger, incomplete, slow, or endless. The server's timeout applies to each read.
     """
     stream = environ.get("wsgi.input")
     length = declared_length(environ.get("CONTENT_LENGTH"))

@@ -20,9 +20,9 @@ from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.text import listed, meant
 
 MAX_HOPS = 32
-"""Elements of a forwarding header."""
+"""Maximum of elements in a forwarding header."""
 MOST_CHARACTERS = 2048
-"""Characters of a forwarding header."""
+"""Maximum of characters in a forwarding header."""
 MAX_LENGTH = 100
 """Longest address with port, brackets and zone."""
 REMEMBERED, SHORT = 4096, 64
@@ -35,7 +35,7 @@ _PUBLIC: dict[str, tuple[IPv4Network | IPv6Network, ...]] = {
     "IPv4": tuple(map(IPv4Network, ("1.0.0.0/8", "8.0.0.0/7", "64.0.0.0/3", "128.0.0.0/3", "208.0.0.0/4"))),
     "IPv6": (IPv6Network("2000::/3"),),
 }
-"""A list that contains such an address trusts every client."""
+"""Networks of public addresses. Trusting them trusts every client."""
 _PROXIES = 1024
 _BRACKETED = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?\Z")
 _DIGITS_OF_IPV6 = re.compile("[0-9A-Fa-f:]+")
@@ -48,11 +48,11 @@ _LISTS = {
     "localhost": "loopback",
     "rfc1918": "private",
 }
-"""Names that users probably mean by a list."""
+"""Lists that users probably mean by these names."""
 _UNLISTED = frozenset({"akamai", "aws", "azure", "bunny", "cloudfront", "imperva", "incapsula", "sucuri"})
 _GROUPS = struct.Struct("!8H")
 _ZEROS = [":0" * groups + ":" for groups in range(8, 1, -1)]
-"""Longest first, without single groups (RFC 5952)."""
+"""Longest first; single groups stay (RFC 5952)."""
 _V4_WITH_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}\Z", re.ASCII)
 _PAIR = re.compile(r"\s*([^\s;=\",]+)=(?:([^\s;,\"]*)|\"((?:[^\"\\]|\\.)*)\")\s*(?:;|\Z)")
 """RFC 7239 section 4, RFC 9110 section 5.6.4."""
@@ -80,7 +80,7 @@ def canonical(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def grouped(client: str, ipv6_prefix: int) -> str:
-    """The address, or the IPv6 network of ``ipv6_prefix`` bits."""
+    """Return the address, or the IPv6 network of ``ipv6_prefix`` bits."""
     if client.replace(".", "").isdecimal():  # IPv4 has only one spelling
         return client
     group = _grouped if len(client) <= SHORT else _grouped.__wrapped__
@@ -153,7 +153,7 @@ class TrustedProxies:
         self._met: dict[str, str] = {}
         self.take_peers: bool = not self.trust_anybody
         self.until_sample: float = 0
-        """Requests until the next search for an untrusted header, which searches the 1st, 2nd, 4th, 8th … request."""
+        """Requests until the next search for an untrusted header, in the 1st, 2nd, 4th, 8th … request."""
         self._next_gap = 0
         self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
@@ -164,17 +164,17 @@ class TrustedProxies:
 
     @property
     def trust_everybody(self) -> list[str]:
-        """IP versions (``IPv4``, ``IPv6``) of which all public addresses are trusted."""
+        """IP versions (``IPv4``, ``IPv6``) whose public addresses are all trusted."""
         return [name for name, public in _PUBLIC.items() if all(self._cover(network) for network in public)]
 
     def trust(self, peer: str | None) -> bool:
-        """True if a peer is trusted. On a unix socket, its address is None."""
+        """True if a peer is trusted. A peer on a unix socket is None."""
         if peer is None:
             return self._unix
         return peer in self._met or (bool(self._networks) and self._trusted(_read(peer)))
 
     def client(self, request: Request) -> str | None:
-        """Return the first untrusted address on the way from the peer to the client, or the leftmost.
+        """Return the first untrusted address on the way from the peer to the client. If all are trusted, return the leftmost.
 
         Stops before an invalid element. Raises `HeadersTooLargeError` beyond `MAX_HOPS` or `MOST_CHARACTERS`.
         """
@@ -233,7 +233,7 @@ class TrustedProxies:
 
         A sample is sufficient, because a proxy adds the header to all requests.
 
-        If the header contains the peer, the server took it from there, maybe from any client (LG002).
+        If the header contains the peer, the server took the peer from the header, which any client may have sent (LG002).
         """
         self.until_sample = self._next_gap
         self._next_gap = 2 * self._next_gap + 1
@@ -351,9 +351,9 @@ def _like(entry: str) -> str:
 
 
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
-    """Yield elements from the right, so that the client's text on the left can't affect what the nearest proxy wrote.
+    """Yield elements from the right, so that the client's text on the left can't change what the nearest proxy wrote.
 
-    Doesn't skip a truncated element, because it may have text of the client, such as a long Host.
+    A truncated element isn't skipped, because it may have text of the client, such as a long Host.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):
@@ -408,7 +408,7 @@ def proxy_lists() -> tuple[str, ...]:
 
 
 def proxy_entries(entry: str) -> Iterator[tuple[str, str]]:
-    """Yield addresses and CIDRs of an entry, each with its place in a list.
+    """Yield the addresses and CIDRs of an entry, each with its position in a list.
 
     Raises `ConfigError` for an unreadable or empty file.
     """

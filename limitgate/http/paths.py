@@ -1,7 +1,8 @@
 """Normalization and matching of request paths.
 
-Servers disagree about equivalent paths, so a path has several interpretations, from cleaned to as sent; a pattern applies if it
-matches any. A path beyond `LONG` is cut to what patterns distinguish; if that takes too long, it matches all.
+Servers disagree about equivalent paths, so a path has several interpretations, from cleaned to as sent. A pattern applies if it
+matches one of them. A path beyond `LONG` is cut to what patterns can distinguish. If that takes too long, the path matches all
+patterns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from limitgate.messages.text import shortened
 T = TypeVar("T")
 
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
-"""Control characters, and the replacement for invalid UTF-8, which Bottle drops."""
+"""Control characters, and the replacement for invalid UTF-8. Bottle drops the latter."""
 _UNTIDY = re.compile(rf"{_CONTROLS.pattern}|;|/(?:[/.]|\Z)")
 _STRIPPED = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0), 0xFFFD])
 _NO_SEGMENTS = ("", ".")
@@ -95,7 +96,6 @@ class Reach(NamedTuple):
 
     depth: int
     length: int
-    """Longest segment, at least 2."""
 
     @classmethod
     def of(cls, patterns: Iterable[Sequence[str]]) -> Reach:
@@ -104,7 +104,7 @@ class Reach(NamedTuple):
         return cls(max(map(len, patterns), default=0), max(2, longest))
 
     def interpretations(self, path: str, root: str = "") -> tuple[str, ...] | None:
-        """Return paths that match the same patterns as all `interpretations`; None to match all patterns."""
+        """Return paths that match the same patterns as all `interpretations`. None matches all patterns."""
         if len(path) + len(root) <= LONG:
             return interpretations(path, root)
         if len(path) + len(root) > LONGEST or _may_climb(path) or _may_climb(root):
@@ -339,7 +339,7 @@ def _joined(found: list[str]) -> str:
 
 
 def below(path: str, root: str) -> str:
-    """The path below a mount point; unchanged elsewhere, as in Starlette."""
+    """Return the path below a mount point. Other paths stay unchanged, as in Starlette."""
     return path[len(root) :] if root and _is_below(path, root) else path
 
 
@@ -358,7 +358,7 @@ def _is_below(path: str, root: str) -> bool:
 
 
 def _path_of_url(text: str) -> str:
-    """Path of an absolute URL (RFC 9112 section 3.2.2) of any host. Quart parses such URLs."""
+    """Return the path of an absolute URL (RFC 9112 section 3.2.2), as Quart does. The host doesn't matter."""
     text = text.lstrip(_SPACE).replace("\t", "").replace("\r", "").replace("\n", "")
     scheme, colon, behind = text.partition(":")
     if colon and scheme[:1].isalpha() and scheme.isascii() and not scheme.encode().translate(None, _SCHEME_BYTES):

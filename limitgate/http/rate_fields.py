@@ -160,7 +160,7 @@ _RAW_NAMES = {name: name.lower().encode() for name in (_LIMIT, _REMAINING, _RESE
 
 
 def x_ratelimit(limit: int, remaining: int, full_at_us: int) -> Fields:
-    """Return the fields. The reset is in seconds, ``full_at_us`` in Unix µs. If waiting can't help, it is left out."""
+    """Return the fields. The reset in seconds is left out if waiting can't help. ``full_at_us`` is Unix µs."""
     fields = [(_LIMIT, str(limit)), (_REMAINING, str(remaining)), (_RESET, str(-(-full_at_us // SECOND)))]
     return fields if limit and full_at_us != _NEVER else fields[:2]
 
@@ -222,7 +222,7 @@ def _x_ratelimit_windows(buckets: Buckets, _: frozenset[str]) -> Writer:
 
 
 def _draft_11(buckets: Buckets, rules: frozenset[str]) -> Writer:
-    """Write the lists (RFC 9651) of draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4. They are never empty."""
+    """Write the lists (RFC 9651) of draft-ietf-httpapi-ratelimit-headers-11, sections 3 and 4, which are never empty."""
     applying = {rule for rule, _ in buckets}
     reserved = rules if applying <= rules else rules | applying
     policies: dict[str, str] = {}
@@ -261,7 +261,6 @@ def _numbered(name: str, taken: AbstractSet[str]) -> str:
 
 
 Units = tuple[tuple[str, int], ...]
-"""Per window: unit (empty without a period) and burst."""
 
 
 def _of_provider(style: str, units: Units) -> Writer:
@@ -325,7 +324,6 @@ PROVIDERS: dict[str, tuple[dict[str, tuple[str, str, str]], Callable[[int, int],
         _as_time,
     ),
 }
-"""By style: fields per unit, and the format of a reset."""
 STYLES: dict[str, Callable[[Buckets, frozenset[str]], Writer]] = {
     "x-ratelimit": _x_ratelimit,
     "x-ratelimit-windows": _x_ratelimit_windows,

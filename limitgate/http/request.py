@@ -52,7 +52,7 @@ class HeaderNames:
 class Headers(Mapping[str, str]):
     """Request headers by case-insensitive name; repeated ones are joined by ``", "`` (RFC 9110 section 5.3).
 
-    A lookup reads one header, iteration reads all.
+    A lookup reads one header; iteration reads all.
     """
 
     __slots__ = ("_every",)
@@ -80,7 +80,7 @@ class Headers(Mapping[str, str]):
         return not names.text.isdisjoint(self._read())
 
     def identity(self, name: str) -> str:
-        """A header without white space, empty if absent. Raises `HeadersTooLargeError` beyond `LONGEST_VALUE`."""
+        """Return a header without white space, empty if absent. Raises `HeadersTooLargeError` beyond `LONGEST_VALUE`."""
         lines = self._raw_lines_of(name)
         if not lines:
             return ""
@@ -89,7 +89,7 @@ class Headers(Mapping[str, str]):
         return self._joined(lines).strip()
 
     def start(self, name: str, most: int) -> str:
-        """First ``most`` characters of the first line."""
+        """Return the first ``most`` characters of the first line."""
         lines = self._raw_lines_of(name)
         return self._decoded(lines[0][:most]) if lines else ""
 
@@ -192,7 +192,7 @@ def value_too_long() -> HeadersTooLargeError:
 
 
 class TextHeaders(Headers):
-    """Headers that a server or framework has joined already."""
+    """Headers that a server or framework has already joined."""
 
     __slots__ = ()
 
@@ -264,7 +264,7 @@ class Query(str):
     def get(self, name: str, default: str | None = None) -> str | None:
         """Return the first value of ``name``, decoded, or ``default``.
 
-        Raises `ValueError` if escapes may hide the name beyond `MOST_FIELDS`, or if a value has a malformed escape and more
+        Raises `ValueError` if the name may be escaped beyond `MOST_FIELDS`, or if a value has a malformed escape among more
         than `MOST_ESCAPES`.
         """
         if name not in self._known:
@@ -331,14 +331,14 @@ def _raw(name: str) -> bytes:
 
 
 class Wanted(BaseException):
-    """The request must be read first. Not an `Exception`, so that application code doesn't catch it."""
+    """Raised if part of the request must be read first. Not an `Exception`, so that application code doesn't catch it."""
 
 
 class UserWanted(Wanted): ...
 
 
 class BodyWanted(Wanted):
-    """The body must be read first, for ``compiled_rules`` if known."""
+    """Raised if the body must be read first, for ``compiled_rules`` if known."""
 
     def __init__(self, compiled_rules: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -394,11 +394,11 @@ class Request:
     method: str
     """Upper case; GET for HEAD and WebSockets."""
     sent_method: str
-    """As sent: routers may distinguish HEAD."""
+    """The method as sent, because routers may distinguish HEAD."""
     sent: str
-    """Decoded."""
+    """Decoded path as sent."""
     root: str = ""
-    """Mount point, perhaps included in ``sent``."""
+    """Mount point, which ``sent`` may include."""
     peer: str | None
     """Address of the connection's peer."""
     scope: Scope | None = None
@@ -406,23 +406,23 @@ class Request:
     environ: Environ | None = None
     """None under ASGI."""
     is_outermost: bool = False
-    """HTTP without an outer gate and with at most `MOST_LINES` header lines."""
+    """True for HTTP without an outer gate and with at most `MOST_LINES` header lines."""
     awaits: bool = False
     """True on an event loop."""
     caller: Any = None
-    """Set after ``identify``."""
+    """Set when ``identify`` has returned."""
     given_limits: dict[int, Any] | None = None
-    """By rule id."""
+    """Limits from run time, by rule id."""
     met: dict[int, bool] | None = None
     """Results of ``when`` by rule id."""
     document: Any = UNREAD
     """Parsed JSON; None without a body, `UNREAD` before it is read."""
     raw_body: bytes = b""
-    """For `limitgate.llm.costs`."""
+    """Body for `limitgate.llm.costs`."""
     estimate: Any = None
-    """Tokens; None before they are needed."""
+    """Estimated tokens; None until needed."""
     source: Callable[[int], Awaitable[bytes]] | None = None
-    """Reads at most this many bytes, and keeps them for the application."""
+    """Reads up to this many bytes. The application can read them again."""
     cost: int | None = None
     """Replaces every rule's cost in a described request."""
     is_over = False
@@ -434,7 +434,7 @@ class Request:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
-        """Raise `ConfigError`: FastAPI endpoints need its own request."""
+        """Raise `ConfigError`, because FastAPI endpoints need FastAPI's request."""
         raise ConfigError("limitgate.Request is the request of rules and identify, expected fastapi.Request in an endpoint")
 
     @cached_property
@@ -474,7 +474,7 @@ class Request:
         return self.document
 
     def with_json(self) -> Self:
-        """Return this request for callables of a rule with ``body``. Raises `BodyWanted`."""
+        """Return this request with `json`, for callables of a rule with ``body``. Raises `BodyWanted`."""
         if self.document is UNREAD:
             raise BodyWanted
         shown = object.__new__(type(self))
@@ -522,7 +522,6 @@ class Request:
 
     @property
     def reads_here(self) -> bool:
-        """True if `read_body_here` reads the body."""
         return self.environ is not None
 
     def open_settlement(self) -> FinalCosts:
@@ -534,7 +533,7 @@ class Request:
 
     @property
     def method_class(self) -> str:
-        """The method, or ``other`` if unknown, so that invented methods share a bucket."""
+        """The method, or ``other`` if unknown. All invented methods share a bucket."""
         return self.method if self.method in _METHODS else "other"
 
     @property
@@ -698,9 +697,9 @@ class DescribedRequest(Request):
 
 REQUEST_START = "x-request-start"
 OLDEST_START_S = 60.0
-"""Longest plausible wait in seconds: servers time out earlier."""
+"""Longest plausible wait in seconds, because servers time out earlier."""
 _LONGEST_TIME = 64
-"""Characters to read, from the right."""
+"""Maximum of characters to read, from the right."""
 _REQUEST_START = re.compile(r"\s*(?:t\s*=\s*)?([0-9]{9,19}(?:\.[0-9]{1,9})?)\s*", re.ASCII)
 _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
@@ -708,7 +707,7 @@ _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 def waited_s(request: Request, now: float) -> float | None:
     """Return the seconds since a proxy's time, at ``now`` (Unix s); None if implausible.
 
-    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) in s, ms (Heroku), µs (Apache: ``t=%t``) or ns; the last of several.
+    Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) in s, ms (Heroku), µs (Apache: ``t=%t``) or ns. The last value counts.
     """
     match = _REQUEST_START.fullmatch(request.headers.end(REQUEST_START, _LONGEST_TIME).rpartition(",")[2])
     if match is None:

@@ -22,12 +22,11 @@ URN = "urn:limitgate:refusal:"
 """``instance`` of a problem (RFC 9457 section 3.1.5)."""
 
 _DIGITS = 32
-"""Hex digits at the end of a key."""
 _TICK = 10_000
-"""In µs. Five bytes last until the year 2318."""
+"""Unit of an id's time in µs. Five bytes last until the year 2318."""
 _TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_", "+/")
 _LEFT, _RIGHT = 9, 10
-"""Bytes of the halves: 3 of the rule's tag, 16 of the bucket's digest."""
+"""Bytes of the two halves, which hold 3 of the rule's tag and 16 of the bucket's digest."""
 
 
 class RefusalId(NamedTuple):
@@ -58,7 +57,6 @@ class RefusalKey:
             for number, size in enumerate((_LEFT, _RIGHT, _LEFT, _RIGHT))
         ]
         self._pairs = (rounds[0], rounds[1]), (rounds[2], rounds[3])
-        """Each pair mixes left, then right."""
 
     @staticmethod
     def derived(secret: bytes) -> RefusalKey:
@@ -80,7 +78,7 @@ class RefusalKey:
         return b2a_base64(time + left + right, newline=False).translate(_TO_URL)
 
     def read(self, text: str) -> RefusalId:
-        """Decrypt an id, with or without `URN`. A wrong key yields the right time only. Raises `ValueError`."""
+        """Decrypt an id, with or without `URN`. With a wrong key, only the time is right. Raises `ValueError`."""
         named = _bytes_of(text)
         time, left, right = named[:5], named[5 : 5 + _LEFT], named[5 + _LEFT :]
         for to_left, to_right in reversed(self._pairs):
@@ -110,7 +108,7 @@ def _bytes_of(text: str) -> bytes:
 
 @lru_cache(maxsize=4096)
 def tag_of(rule: str | None) -> bytes:
-    """Return three bytes for a rule. Among a thousand rules, two have the same bytes in one of 34 cases."""
+    """Return three bytes that identify a rule. Two of a thousand rules collide in one of 34 cases."""
     return blake2b((rule or "").encode(), digest_size=3).digest()
 
 
@@ -119,7 +117,7 @@ _PROBLEMS = "https://iana.org/assignments/http-problem-types#"
 
 _WAITING = frozenset({"Retry-After", "retry-after-ms", "x-should-retry"})
 UNREAD_BODY = frozenset({400, 408, 411, 413})
-"""For `limitgate.errors.BodyError`."""
+"""Statuses of `limitgate.errors.BodyError`."""
 _TRY_AGAIN_LATER = 1013
 _POLICY_VIOLATION = 1008
 
@@ -134,7 +132,7 @@ class Refusal(NamedTuple):
 
     @property
     def waiting(self) -> Fields:
-        """``Retry-After``, if any, and providers' equivalents."""
+        """``Retry-After``, if any, and equivalent fields of providers."""
         return [field for field in self.fields if field[0] in _WAITING]
 
     @property
@@ -238,7 +236,7 @@ def provider_styles(styles: Iterable[Style]) -> frozenset[str]:
 
 
 def as_provider(refusal: Refusal, decision: Decision, styles: Collection[str]) -> Refusal:
-    """Add what clients of OpenAI or Anthropic expect: ``error`` in the body of a 429, and their fields for retries."""
+    """Add what clients of OpenAI or Anthropic expect in a 429: ``error`` in the body, and fields for retries."""
     wait = decision.retry_after
     unit = _unit(decision)
     counted = (unit or "usage").replace("_", " ")

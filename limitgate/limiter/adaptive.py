@@ -50,7 +50,6 @@ class AdaptiveOptions(TypedDict, total=False):
 
 
 def terms_of(given: Mapping[str, Any]) -> Terms:
-    """Raises one `ConfigError` with all errors."""
     bounds = {name: value for name, value in given.items() if name in _BOUNDS}
     known = list(AdaptiveOptions.__annotations__)
     mistakes = [
@@ -88,7 +87,7 @@ class WorkDecision(Decision):
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        """The limit on blocks in flight, with period 0. ``used`` includes reserved permits."""
+        """The limit on blocks in flight, whose period is 0."""
         used = self.limit - self.remaining
         return (Window(None, self.limit, 0, self.remaining, used, self.reset_after, self.retry_after),)
 
@@ -107,7 +106,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         super().reset_after_fork()
         begun: dict[Hashable, list[Permit | None]] = getattr(self, "_blocks", {})
         self._blocks: dict[Hashable, list[Permit | None]] = {owner: [None] * len(block) for owner, block in begun.items()}
-        """By thread or task, innermost last; None if unlimited."""
+        """Permits by thread or task, innermost last. Unlimited blocks have None."""
 
     def enter(self, priority: Priority) -> Decision:
         """Begin a block in this thread. Raises `RateLimited`."""
@@ -174,7 +173,7 @@ class Work(Unpicklable, ConcurrencyLimiter):
         return self._decision(permit.priority, delay)
 
     def _pop(self, owner: Hashable, outcome: Outcome) -> None:
-        """End an owner's innermost block. A generator may end its block elsewhere; then any other block ends."""
+        """End an owner's innermost block. If a generator ends its block in another thread or task, any block ends."""
         if owner not in self._blocks:
             owner = next((each for each, blocks in self._blocks.items() if blocks[-1] is not None), None)
         blocks = self._blocks.get(owner)

@@ -1,4 +1,4 @@
-"""Booked or unsettled charges of a limiter, and the effect of refunds before them."""
+"""Booked or unsettled charges of a limiter, which earlier charges' refunds change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from limitgate.process.forking import reset_in_children
 
 
 class Sleeper:
-    """A thread that sleeps until its turn, which moves up after refunds ahead."""
+    """A thread that sleeps until its turn. Refunds of earlier charges move the turn up."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn: Turn = turn
@@ -67,7 +67,7 @@ class Sleepers:
 
 
 _RECENT = 256
-"""Number of refunds kept for bookings whose replies are in flight."""
+"""Number of refunds to keep for bookings whose replies are in flight."""
 
 
 class Unsettled(Protocol):
@@ -85,12 +85,12 @@ class Bookings:
         self.reset_after_fork()
         reset_in_children(self)
         self._unsettled: dict[str, dict[int, weakref.ref[Unsettled]]] = {}
-        """By bucket key and object id; weak, for charges never settled."""
+        """Charges by bucket key and object id. References are weak, because some charges are never settled."""
         self._recent: deque[tuple[int, Returned]] = deque(maxlen=_RECENT)
 
     def reset_after_fork(self) -> None:
         self.lock: RLock = RLock()
-        """Held so that each refund reaches a new turn once."""
+        """Held so that a new turn gets each refund exactly once."""
 
     def __len__(self) -> int:
         return len({number for known in list(self._unsettled.values()) for number in list(known)})
@@ -105,7 +105,7 @@ class Bookings:
         self._forget(id(charge), charge.keys)
 
     def _forget(self, number: int, keys: Iterable[str]) -> None:
-        """Takes no lock: the garbage collector may call this."""
+        """Takes no lock, because the garbage collector may call this."""
         for key in keys:
             known = self._unsettled.get(key)
             if known is not None:
@@ -114,7 +114,6 @@ class Bookings:
                     self._unsettled.pop(key, None)
 
     def note(self, returned: Sequence[Returned], now: int) -> None:
-        """Note a refund at ``now``, Unix µs."""
         if returned:
             with self.lock:
                 self._note(returned, now)
@@ -129,7 +128,7 @@ class Bookings:
         self.queues.move_up(returned)
 
     def caught_up(self, receipts: tuple[Receipt, ...]) -> tuple[Receipt, ...]:
-        """Adjust new receipts to refunds noted while their reply was in flight."""
+        """Adjust receipts for refunds that were noted while the reply was in flight."""
         return tuple([lowered(each, self._since(each.reading.now)) for each in receipts])
 
     def _since(self, now: int) -> list[Returned]:

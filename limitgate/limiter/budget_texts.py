@@ -1,7 +1,7 @@
 """Texts about budgets, which processes share in the store.
 
-A key's text has its limits, the provider's last answer, and a row per process with waiting requests and reservations. An index
-lists the keys. Both are deleted after `LASTS` seconds without a change.
+The text of a key has limits, the provider's last answer, and a row for each process that has waiting requests or reservations.
+An index lists the keys. Texts and index are deleted after `LASTS` seconds without a change.
 """
 
 # ruff: noqa: SLF001 - a part of the limiter
@@ -25,18 +25,17 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 
 LASTS = 86_400.0
 MOST_KEYS = 1_000
-"""In the index; the least recently used key is dropped."""
+"""Maximum of keys in the index. The least recently used key is dropped."""
 MOST_ROWS = 500
-"""Processes per key; the least recent writer is dropped."""
+"""Maximum of processes per key. The process that wrote least recently is dropped."""
 PER_SECOND = 20
-"""Writing processes per key and second."""
+"""Maximum of writes per key and second, by all processes."""
 LEAST_S = 1.0
 """Seconds between texts of a process about a key."""
 _LONGEST = 600
-"""Characters."""
 _TRIES = 3
 _BEATS = 4
-"""Number of missed texts after which a process counts as ended."""
+"""A process counts as ended after this many missed texts."""
 _INDEX_LASTS = 30 * LASTS
 
 
@@ -47,22 +46,22 @@ class Said(NamedTuple):
     limit: int | None
     remaining: int | None
     reset_after: float | None
-    """Seconds from then on."""
+    """Seconds after the report."""
 
 
 class Row(NamedTuple):
-    """A process and key. Times are the store's."""
+    """A process' requests for a key. Times are by the store's clock."""
 
     at: int = 0
     """Unix µs."""
     lasts: float = 0.0
-    """Seconds until the next text. Without it, the process counts as ended."""
+    """Seconds until the next text. If it is missing, the process counts as ended."""
     waiting: int = 0
     held: int = 0
     reserved: Sequence[int] = ()
-    """Per limit."""
+    """Reservations for each limit."""
     tenants: Mapping[str, int] = {}
-    """Waiting requests by masked tenant."""
+    """Number of waiting requests by masked tenant."""
 
 
 class Report(NamedTuple):
@@ -70,7 +69,7 @@ class Report(NamedTuple):
     """The key, shortened if it may be secret."""
     is_full: bool
     limits: Sequence[tuple[str, Limit]]
-    """With their units."""
+    """Units and limits."""
     row: Row
     said: Sequence[Said] = ()
     """The provider's latest limits."""
@@ -86,7 +85,7 @@ class Budget(NamedTuple):
     held: int
     """Reservations that the store holds, including those of ended processes."""
     in_line: int
-    """Requests in the line of all processes: the first of each process and tenant."""
+    """Requests in the shared line, which has only the first request of each process and tenant."""
     now: int
     """Unix µs of the store."""
 
@@ -96,15 +95,15 @@ class Budget(NamedTuple):
 
     @property
     def reserved_ago(self) -> float | None:
-        """Seconds since the oldest report of a reservation; None if there is none."""
+        """Seconds since the oldest reservation was reported; None without reservations."""
         reported = [row.at for row in self.live if any(row.reserved)]
         return max(0.0, (self.now - min(reported)) / SECOND) if reported else None
 
     @property
     def waiting(self) -> int:
-        """Requests that wait.
+        """Number of waiting requests.
 
-        The line is exact. The rows also have requests that aren't in the line, and are up to a second old.
+        The shared line is exact. The rows also count other requests, but are up to a second old.
         """
         return max(self.in_line, sum([row.waiting for row in self.live])) if self.in_line else 0
 
@@ -118,7 +117,7 @@ def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds
 
 
 def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
-    """Keep a report; return the seconds until the next one. Raises `StoreError`."""
+    """Keep a report; return the seconds until the next report. Raises `StoreError`."""
     # For the store's clock, as those of processes differ.
     reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
     wait, now, place = LEAST_S, reading.now, _place(limiter, key)
@@ -159,7 +158,7 @@ def listing(limiter: Operations, key: str, report: Report) -> ConfigFlow[None]:
 
 
 def names(limiter: Operations) -> ConfigFlow[list[str]]:
-    """Names in the store, those of keys first. Raises `StoreError`."""
+    """Return names in the store, those of keys first. Raises `StoreError`."""
     stored: StoredConfig = yield ConfigRequest(_index(limiter)), limiter._timeout
     full: list[str] = []
     other: list[str] = []
@@ -202,7 +201,7 @@ def _index(limiter: Operations) -> str:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    """Empty if LimitGate didn't write it."""
+    """Parse the text; empty if LimitGate didn't write it."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

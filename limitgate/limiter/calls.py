@@ -26,18 +26,18 @@ from limitgate.stores import AsyncStore, SyncStore
 
 T = TypeVar("T")
 LOOK_AGAIN = 1.0
-"""Seconds between polls of a ban."""
+"""Seconds between checks of a ban."""
 
 
 def seconds_left(timeout: float | None, began: float) -> float | None:
-    """Return the rest of a timeout, None for no bound. ``began`` is monotonic."""
+    """Return the rest of a timeout; None if unlimited. ``began`` is monotonic."""
     if timeout is None or timeout >= MAX_AHEAD / 1e6:
         return None
     return max(0.0, timeout - (waiting.monotonic() - began))
 
 
 def ask_again_in(decision: Decision, left: float | None) -> float:
-    """Return the seconds until the next attempt; 0 if granted or out of time."""
+    """Return the seconds until the next attempt; 0 for no further one."""
     refused = [(charge, states) for charge, states, after in decision.evidence if after is None and charge.enforced]
     waits = [wait_us(charge, states) for charge, states in refused]
     if decision.allowed or not waits:
@@ -75,7 +75,7 @@ class AsyncCalls(Operations):
     async def _await_turn(
         self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
     ) -> ChargedOperation:
-        """Book and await a turn. With ``settles``, keep track of earlier refunds."""
+        """Book a turn and wait for it. If ``settles``, note refunds of earlier charges."""
         asyncio_loop("wait")
         task = asyncio.ensure_future(self._arun(self._booking(key, limits, cost, timeout, held_us)))
         try:

@@ -13,7 +13,7 @@ from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund
 
 
 class NotHeldError(StoreError):
-    """A reservation cannot be held. Its charge is refunded."""
+    """A reservation can't be held. Its charge was refunded."""
 
 
 LONGEST = 366 * 86_400
@@ -56,11 +56,11 @@ class Hold:
         return self._acting(action, undone)
 
     def releasing(self, correction: Plan) -> Plan:
-        """End the hold and correct its charges, unless they were already refunded."""
+        """End the hold and correct its charges, unless the store has refunded them."""
         return self._acting(holds.Action(holds.RELEASE, self._name, place=self.kept_at), correction)
 
     def undoing(self, correction: Plan) -> Plan:
-        """Correct charges if the hold may have begun. Do nothing if it may have ended."""
+        """Correct charges if the hold may have begun. Do nothing if the hold may have ended."""
         return self._acting(holds.Action(holds.UNDO, self._name, latest=self._ends_us), correction)
 
     def renewing(self) -> Plan:
@@ -91,7 +91,7 @@ def is_full(state: holds.State, charges: Iterable[Charge]) -> bool:
 def _key(charges: Sequence[Charge]) -> str:
     """Return the key of holds, in the hash slot of the charges.
 
-    Each set of windows has its own key, so that its entries are alike.
+    A key is for one set of windows, so that all entries have the same form.
     """
     (key, bucket, *_), *_ = charges
     # See `limitgate.limiter.plans.bucket_key`.

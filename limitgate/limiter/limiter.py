@@ -113,7 +113,7 @@ class AsyncLimiter(AsyncCalls):
         """Book the next free turn for ``cost``, sleep until then, and return. First come, first served.
 
         Refuses without a charge if the turn is more than ``timeout`` seconds away, if the cost never fits, or if the key is
-        banned permanently; waits for the end of other bans. A timeout of 0 doesn't wait; None waits for any time. Cancellation
+        banned permanently. Other bans only delay the turn. A timeout of 0 doesn't wait; None waits for any time. Cancellation
         refunds the last turn, and later waiters move up. Raises `ConfigError` if an algorithm can't book turns.
         """
         timeout = as_seconds(timeout, "timeout")
@@ -126,7 +126,7 @@ class AsyncLimiter(AsyncCalls):
     ) -> AsyncReservation:
         """Charge an estimated cost; `AsyncReservation.settle` corrects it, `AsyncReservation.cancel` refunds it.
 
-        A ``timeout`` other than 0 waits for a turn like `wait`. Refunds move waiters of this limiter up, in GCRA limits.
+        With a ``timeout`` other than 0, waits for a turn like `wait`. In GCRA limits, refunds move waiters of this limiter up.
 
         With ``hold``, seconds or text such as ``2m``, the reservation is refunded unless it is settled, cancelled or renewed in
         time, even if the process dies. This takes a second store call, uses no leases, and raises `StoreError` if 5,000
@@ -156,7 +156,7 @@ class AsyncLimiter(AsyncCalls):
         return one_process(aslot(self._slot_keeper, plan, self._figures, Entry("async with")))
 
     async def penalize(self, key: str, seconds: Duration) -> Decision:
-        """Refuse ``key`` for ``seconds``, whatever its limits, or for that much longer if it is banned."""
+        """Refuse ``key`` for ``seconds``, even if its limits have room. Lengthens an existing ban by ``seconds``."""
         return await self._arun(self._banning(key, seconds, longer=True))
 
     async def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:
@@ -206,8 +206,8 @@ class AsyncLimiter(AsyncCalls):
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Limit an async function; a refused call raises `RateLimited`.
 
-        ``key`` is text, or a callable that returns text for the arguments; by default all calls share one key. A ``timeout``
-        other than 0 waits like `wait`.
+        ``key`` is text, or a callable that returns text for the arguments; by default all calls share one key. With a
+        ``timeout`` other than 0, a call waits like `wait`.
         """
 
         def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
@@ -237,8 +237,8 @@ class AsyncLimiter(AsyncCalls):
     ) -> AsyncIterator[T]:
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
-        Each item takes a turn, like `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the burst to 10 ms
-        of the rate. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block.
+        Waits for a turn before each item, like `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the
+        burst to the items of 10 ms. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block.
 
         A ban delays items; a permanent one raises `RateLimited`. After a failed wait, the iterator returns the same item next.
         Tasks of an event loop can share it. Raises `ConfigError` for limits that can't book turns, and with ``even`` for
@@ -380,7 +380,7 @@ class Limiter(Calls):
         return one_process(slot(self._slot_keeper, plan, self._figures, Entry("with")))
 
     def penalize(self, key: str, seconds: Duration) -> Decision:
-        """Refuse ``key`` for ``seconds``, whatever its limits, or for that much longer if it is banned."""
+        """Refuse ``key`` for ``seconds``, even if its limits have room. Lengthens an existing ban by ``seconds``."""
         return self._run(self._banning(key, seconds, longer=True))
 
     def ban(self, key: str, seconds: Duration | None = None, *, reason: str | None = None) -> Decision:

@@ -1,4 +1,4 @@
-"""The line in which requests of all processes wait for a budget, on a limiter's store, see `limitgate.algorithms.line`."""
+"""The line of all processes' requests for a budget, in a limiter's store, see `limitgate.algorithms.line`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
         )
 
     def join(self) -> Any:
-        """Join the line, or stay in it. Return the tickets ahead, or an awaitable of them. Raises `StoreError`."""
+        """Join the line, or stay in it. Return the tickets ahead. Raises `StoreError`."""
         return self._act(self._joining)
 
     def leave(self, *, is_taken: bool) -> Any:

@@ -39,9 +39,9 @@ from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
 ROUNDING = 0.001
-"""Tolerated excess of a turn over the timeout in seconds, due to timers."""
+"""Seconds by which a turn may exceed the timeout, because timers are inexact."""
 _ATTEMPTS = 64
-"""Attempts under contention, before nothing is granted."""
+"""Number of attempts under contention."""
 
 
 _HIT = "limiter.hit('user:42', '5/minute'), whose decision says allowed"
@@ -101,7 +101,7 @@ class Operations(Remade):
 
     @property
     def state_here(self) -> str:
-        """Label of buckets in a memory store that this limiter opened."""
+        """Label of buckets in memory, if this limiter opened the store."""
         return IN_MEMORY if self._owns_store and isinstance(self._store, MemoryStore) else ""
 
     def _observe(self, store: object, slot_keeper: Held) -> None:

@@ -21,7 +21,7 @@ from limitgate.process.forking import Unpicklable
 T = TypeVar("T")
 
 GRAIN = 100
-"""Burst of 10 ms of the rate, because timers resolve about 1 ms."""
+"""Steps per second: a burst is what passes in 10 ms, because timers resolve about 1 ms."""
 
 _NONE: Any = object()
 
@@ -35,7 +35,6 @@ class Spacing(Generic[T]):
             _check(limit, even=even)
 
     def of(self, item: T) -> tuple[tuple[Limit | Configured, ...], int]:
-        """Raises `TypeError`, `ValueError`, and errors of the cost callable."""
         try:
             cost = check_cost(self._cost(item)) if callable(self._cost) else self._cost
         except (StopIteration, StopAsyncIteration) as error:
@@ -59,7 +58,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
 
 @lru_cache(maxsize=4096)
 def evenly(limit: Limit, cost: int) -> Limit:
-    """Return a limit with a burst of 10 ms of its rate: at least 1 and ``cost``, at most its own burst."""
+    """Return a limit whose burst lasts 10 ms, but is at least 1 and ``cost``, and at most the original burst."""
     return limit.less(max(0, limit.burst - max(1, limit.count // (limit.period * GRAIN), cost)))
 
 
@@ -77,7 +76,7 @@ class AsyncPace(Unpicklable, Generic[T]):
     def __init__(
         self, source: Iterable[T] | AsyncIterable[T], wait: Callable[..., Awaitable[Decision]], spacing: Spacing[T]
     ) -> None:
-        """Create the iterator. ``wait`` is bound to its key."""
+        """Create the iterator. ``wait`` is a limiter's method for one key."""
         self._is_async = isinstance(source, AsyncIterable)
         self._source: Any = aiter(source) if isinstance(source, AsyncIterable) else iter(source)
         self._wait = wait
@@ -127,7 +126,7 @@ class Pace(Unpicklable, Generic[T]):
     made_by = "limiter.pace(...)"
 
     def __init__(self, source: Iterable[T], wait: Callable[..., Decision], spacing: Spacing[T]) -> None:
-        """Create the iterator. ``wait`` is bound to its key."""
+        """Create the iterator. ``wait`` is a limiter's method for one key."""
         self._source = iter(source)
         self._wait = wait
         self._spacing = spacing
@@ -166,7 +165,7 @@ class Pace(Unpicklable, Generic[T]):
             return _NONE
 
     def _read(self) -> Any:
-        """Read an item. At the end of the source, take an item of another thread."""
+        """Read an item. After the end of the source, return an item whose wait failed in another thread."""
         if not self._is_over:
             try:
                 return next(self._source)

@@ -1,4 +1,4 @@
-"""Plans of a limiter's calls, from its keys and limits, and limits kept in the store."""
+"""Makes plans of a limiter's calls from keys and limits. Reads limits that the store keeps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Limits = tuple[AnyLimit, ...]
 
 _BANS = Bucket((kept_as("ban"),))
 _PREPARED = 16
-"""Highest cost whose plan is cached: numbers of tokens or bytes rarely repeat."""
+"""Plans up to this cost are cached, because numbers of tokens or bytes rarely repeat."""
 
 
 class Plans:
@@ -95,7 +95,7 @@ class Plans:
         return template.asked((*[bucket_key(name, bucket) for bucket, *_ in template.buckets], _ban_key(name)))
 
     def plan(self, verb: Verb, key: str, limits: Limits, cost: int, process: str | None = None) -> Plan:
-        """Make a plan. Limits with ``per_process`` have their own keys; bans are shared."""
+        """Make a plan. Limits with ``per_process`` have other keys in each process, but share bans."""
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '10/second'")
         name, cost = self.name(key), check_cost(cost)
@@ -131,7 +131,7 @@ class Plans:
 
 
 def ahead(plan: Plan, timeout: float | None) -> Plan:
-    """Book turns up to ``timeout`` seconds ahead; None is unbounded."""
+    """Allow turns up to ``timeout`` seconds ahead; None for any time."""
     if timeout is not None and not (isinstance(timeout, int | float) and timeout >= 0):
         raise ValueError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
     if timeout == 0:
@@ -150,7 +150,7 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
 
 
 def _in_their_order(key: str, error: ConfigError) -> ConfigError:
-    """Explain an error that swapped arguments may have caused: key and limit."""
+    """Explain an error if key and limit were probably swapped."""
     try:
         Limit(key)
     except ConfigError:
@@ -179,7 +179,7 @@ def _parts(limits: Limits, costed: tuple[int, ...] = ()) -> _Parts:
 
 
 def costed(limits: Limits) -> tuple[int, ...]:
-    """Return the places of charges with their own costs, in order of the limits."""
+    """Return the places of charges that have their own costs, in the order of the limits."""
     given, own = with_own_costs(limits)
     if not own:
         return ()
@@ -204,7 +204,7 @@ def _template(cost: int, limits: Limits) -> PlanTemplate | None:
 
 @lru_cache(maxsize=4096)
 def without_lease(bucket: Bucket) -> Bucket:
-    """Return the bucket without leases, because these can't book turns."""
+    """Return the bucket without leases, which can't book turns."""
     if not bucket.lease:
         return bucket
     return Bucket(tuple([limit.leased(0) for limit in bucket.limits]), bucket.ids)
@@ -215,7 +215,7 @@ def _ban_of(name: str, cost: int) -> Charge:
 
 
 def bucket_key(name: str, bucket: Bucket) -> str:
-    """Return the key of a bucket. All buckets of a limiter's key share a hash slot, to book turns together."""
+    """Return the key of a bucket. The buckets of one limiter key share a hash slot, so that turns are booked together."""
     return f"{name}{bucket.suffix}:{{{name}}}" if bucket.suffix else name
 
 
@@ -230,7 +230,7 @@ def refunded(charge: Charge, cost: int) -> Charge:
 
 
 class Known:
-    """Limits read from the store. Other processes apply a change within a second."""
+    """Limits read from the store. A change applies in other processes within a second."""
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[Configuration, float]] = {}

@@ -1,4 +1,4 @@
-"""Reservations: estimated charges, corrected later."""
+"""Reservations: estimated charges that are corrected later."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class ChargedOperation:
         self.keys: frozenset[str] = frozenset([charge.key for charge in plan.charges])
         self._plan = plan
         self._costed = costed
-        """Charges with their own costs."""
+        """Places of charges with their own costs."""
         self._taken: tuple[Receipt, ...] = (Receipt(NO_CHARGES, plan, reading),)
         self._places: Sequence[Sequence[int]] = (range(len(plan.charges)),)
-        """For each receipt, the places of its charges in the plan."""
+        """The places of each receipt's charges in the plan."""
         self._timeout = timeout
         self._bookings = bookings
         self._waiter: TurnWaiter | Sleeper | None = None
         self._missed: list[Returned] = []
-        """Refunds made after the turn came."""
+        """Refunds noted after the turn came."""
         self._hold = hold
         self._read_us, self._read_at = reading.now, waiting.monotonic()
         self._counts = decision.allowed
@@ -145,7 +145,7 @@ class ChargedOperation:
             self._note(plan, reading, self._taken)
 
     def renewing(self) -> Flow[bool]:
-        """Begin the hold again; False if it has ended. Raises `RuntimeError` without one."""
+        """Begin the hold again. Return False if it has ended. Raises `RuntimeError` without a hold."""
         if self._hold is None:
             raise RuntimeError("this reservation cannot be renewed: it has no hold, expected reserve(..., hold='2m')")
         self._check_is_open("renewed")
@@ -162,17 +162,17 @@ class ChargedOperation:
         self._bookings.note(returned(correction, reading, charges), reading.now)
 
     def turn(self) -> tuple[tuple[Receipt, ...], Turn | None]:
-        """Return charges and turn, None if now."""
+        """Return the charges, and the booked turn, if any."""
         if not self.decision.delay:
             return self._taken, None
         return book(self._taken, self._taken[0].reading.now, self.decision.delay)
 
     def waits(self, waiter: TurnWaiter | Sleeper) -> None:
-        """Start a wait that `turn_came` ends."""
+        """Note the waiter, until `turn_came`."""
         self._waiter = waiter
 
     def turn_came(self, charged: tuple[Receipt, ...], turn: Turn) -> None:
-        """Adopt the turn that came, which may be another one."""
+        """Note that the turn has come, which may have moved up."""
         (receipt,) = self._taken
         places: tuple[list[int], list[int]] = ([], [])
         for place, bucket in enumerate(receipt.reading.buckets):
@@ -196,7 +196,7 @@ class ChargedOperation:
             self._bookings.add(self)
 
     def giving_back(self, taken: Sequence[Receipt], given_up: Turn | None = None, as_booked: Turn | None = None) -> Flow[None]:
-        """Refund everything. A turn is refunded as if it were the last one, although it was booked as ``as_booked``."""
+        """Refund everything. A turn is refunded as if it were the last one; ``as_booked`` is the turn as booked."""
         self._counts = False
         self._bookings.remove(self)
         undone = [full_refund(each.plan, each.reading) for each in (*taken, *(given_up.charged if given_up else ()))]
@@ -228,9 +228,9 @@ class AsyncReservation:
     async def settle(self, cost: int | Sequence[int]) -> None:
         """Replace the estimate by the real cost: refund an excess, or charge a shortfall now.
 
-        If limits have their own cost, ``cost`` is a list of these. After its hold, a second store call charges the real cost,
-        even if it doesn't fit. Raises `RuntimeError` if nothing was charged, or the charge was already corrected. Raises
-        `StoreError`; then the estimate stays, at most until its hold ends.
+        If limits have their own cost, ``cost`` is a list of these. If its hold has ended, a second store call charges the real
+        cost, even if it doesn't fit. Raises `RuntimeError` if nothing was charged, or the charge was already corrected. After a
+        `StoreError`, the estimate stays, at most until its hold ends.
         """
         await arun(self._store, self._booked.settling(cost))
 

@@ -48,18 +48,19 @@ class BucketParts(TypedDict, total=False):
     json: object
     """The JSON body, or the members in the key: ``{"user": 7}``."""
     method: str | None
-    """Such as ``GET``."""
+    """The method, such as ``GET``."""
     host: str | None
-    """Without port."""
+    """The host without port."""
     path: str | None
-    """The path, or the framework's route template, ``/items/{id}``. If the gate doesn't know the routes: the rule's
-    pattern or a path."""
+    """The path, or the framework's route template, such as ``/items/{id}``. If the gate doesn't know the routes, the rule's
+    pattern or a path.
+    """
     tier: str | None
     """Default: that of the `Caller`, of the rule, or ``default``."""
     limits: Given
-    """Limits from a callable, or of a caller given by id."""
+    """Limits that a callable returned, or of a caller given by id."""
     given: Mapping[str, object]
-    """Dependencies in the key of a `limitgate.fastapi.RateLimit`: ``{"current_user": user}``."""
+    """Values of dependencies in the key of a `limitgate.fastapi.RateLimit`: ``{"current_user": user}``."""
 
 
 class RuleBucketOperations:
@@ -125,7 +126,7 @@ class AsyncRuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Store keys: several for several algorithms or paths."""
+        """Keys in the store, for each algorithm and possible path."""
         return self._operations.keys
 
     async def peek(self) -> Decision:
@@ -155,7 +156,7 @@ class RuleBucket:
 
     @property
     def keys(self) -> list[str]:
-        """Store keys: several for several algorithms or paths."""
+        """Keys in the store, for each algorithm and possible path."""
         return self._operations.keys
 
     def peek(self) -> Decision:
@@ -198,7 +199,7 @@ def rule_bucket(
     """Return a rule's bucket; ``name`` selects an endpoint's limit.
 
     ``templates`` replace the path of known routes. ``rules`` are the gate's, by default those around the rule. Raises
-    `ConfigError` for a missing or invalid part, `TypeError` for an unknown one.
+    `ConfigError` for a missing or invalid part, and `TypeError` for an unknown part.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -264,7 +265,6 @@ class _DescribedSubject(Subject):
     __slots__ = ()
 
     def address(self) -> str:
-        """Raises `_Missing` if unknown."""
         address = super().address()
         if address is None:
             raise _Missing

@@ -33,7 +33,7 @@ C = TypeVar("C")
 
 
 def one_process(block: C) -> C:
-    """Return the block. It then refuses to be pickled."""
+    """Return the block, which then can't be pickled."""
 
     def refuse(_: object) -> NoReturn:
         raise unpicklable("limiter.slot(...)")
@@ -44,7 +44,7 @@ def one_process(block: C) -> C:
 
 
 class Entry:
-    """Holder of a slot. Warns on deletion if the block was never entered."""
+    """Owner of a slot. Warns when deleted if the block was never entered."""
 
     __slots__ = ("__weakref__", "_way", "is_entered")
 

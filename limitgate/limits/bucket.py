@@ -18,10 +18,10 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
 MAX_WINDOWS = 64
-"""Maximum of windows: each request checks all of them, also in Redis."""
+"""Maximum of windows, because each request checks all of them, also in Redis."""
 
 MAX_AHEAD = 2**51
-"""µs (71 years)."""
+"""Maximum wait in µs (71 years)."""
 MAX_LOAD = 5_000
 """µs in Redis per plan, because other clients wait."""
 LEASE_SPARE_US = 1_002_000
@@ -60,9 +60,7 @@ class Bucket:
         self.limits: tuple[Limit, ...] = limits
         self.ids: tuple[int, ...] = _numbered(limits) if ids is None else ids
         self.counts: tuple[int, ...] = tuple([limit.count for limit in limits])
-        """Ticks per µs."""
         self.weights: tuple[int, ...] = tuple([limit.period_us for limit in limits])
-        """Ticks per request."""
         self.capacities: tuple[int, ...] = tuple([limit.capacity for limit in limits])
         """Ticks of a full bucket."""
         self.lease: int = min([limit.lease for limit in limits], default=0)
@@ -73,7 +71,7 @@ class Bucket:
         turns = self.algorithm.MAX_TURNS
         waits = [limit.period_us * max(1, turns // limit.count) for limit in limits if turns]
         self.longest_wait_us: int = min([MAX_AHEAD, *waits])
-        """Maximum µs until a booked turn."""
+        """Maximum time until a turn, in µs."""
         self.is_dated: bool = any(map(self.algorithm.date, limits))
         self.has_slots: bool = self.algorithm is ALGORITHMS["concurrency"]
         self.refuses_all: bool = any(not limit.count for limit in limits)
@@ -82,7 +80,7 @@ class Bucket:
 
     @property
     def strictest(self) -> Bucket:
-        """The bucket of the lowest priority, whose refusals a store must remember."""
+        """The bucket of the lowest priority. A store must remember all its refusals."""
         # Avoids a reference cycle.
         return self._strictest or self
 
@@ -139,7 +137,7 @@ def buckets_of(limits: tuple[Limit, ...]) -> tuple[Bucket, ...]:
 
 
 def parts_of(limits: tuple[Limit, ...], costed: Collection[int]) -> tuple[tuple[Bucket, int | None], ...]:
-    """`buckets_of`, but each place in ``costed`` gets its own bucket, and is returned with it.
+    """Group limits like `buckets_of`. A limit whose place is in ``costed`` gets its own bucket, returned with the place.
 
     Buckets of the same key are parts of one stored bucket.
     """
@@ -195,9 +193,9 @@ Priority = Literal["high", "normal", "low"]
 
 NORMAL: Final[Priority] = "normal"
 RESERVES: Final[Mapping[Priority, int]] = {"high": 0, "normal": 1, "low": 2}
-"""Reserves that a priority can't use."""
+"""Number of reserves that each priority must leave free."""
 MAX_RESERVE = Fraction(49, 100)
-"""Maximum of a reserve: twice as much still leaves room."""
+"""Maximum of a reserve, so that low priority has room."""
 
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
@@ -239,15 +237,15 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MOST_REMEMBERED = 1024
-"""A full garbage collection visits them all."""
+"""Maximum of entries, because a full garbage collection visits all of them."""
 _ADMITTED = 8
-"""A full cache adds only one of this many new values."""
+"""A full cache adds one of this many new values."""
 
 
 class Remembered(Generic[K, V]):
     """A cache of `MOST_REMEMBERED` values that adds few new ones if full, and evicts at random.
 
-    With LRU or FIFO, cyclic requests for slightly too many keys would always miss, each with garbage for full collections.
+    With LRU or FIFO, cyclic requests for slightly too many keys would always miss, and each miss would make garbage.
     """
 
     __slots__ = ("_keys", "values")

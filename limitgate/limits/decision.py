@@ -20,11 +20,11 @@ from limitgate.messages.text import listed
 SECOND = 1_000_000
 
 InForce = tuple[str | None, int, int]
-"""Rule (None for an outbound host), limit in flight, free places."""
+"""Rule (None for an outbound host), limit on requests in flight, and free places."""
 
 
 class InShadow(tuple[str | None, int, int]):
-    """`InForce` of a shadow rule, which counts only if there are no other limits."""
+    """`InForce` of a shadow rule, which is shown only if there are no other limits."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class Standing(NamedTuple):
     fits: bool
 
     def windows(self) -> list[Window]:
-        """Return the windows without bans that have ended."""
+        """Return the windows, except those of bans that have ended."""
         rule, cost, algorithm = self.charge.rule, self.charge.cost, self.charge.bucket.algorithm
         found = []
         for limit, state in zip(self.charge.bucket.limits, self.states):
@@ -90,7 +90,7 @@ class FinalCosts:
     """Costs that the application reports while the request runs."""
 
     costs: Mapping[str | None, int | Sequence[int]] = MappingProxyType({})
-    """Costs by rule; None for all other rules."""
+    """Costs by rule. The rule None stands for all other rules."""
     usage: tuple[int, int] | None = None
     """Input and output tokens; None until the end."""
     others: tuple[FinalCosts, ...] = ()
@@ -168,7 +168,7 @@ class Decision:
 
     @property
     def refusing_key(self) -> str:
-        """Key of the bucket of ``rule`` that refused, without suffix; empty for none."""
+        """Key of the bucket of ``rule`` that refused, without suffix. Empty if there is none."""
         refused = [charge for charge, _, after in self.evidence if after is None and charge.enforced]
         charge = next((charge for charge in refused if charge.rule == self.rule), None)
         return "" if charge is None else charge.key.removesuffix(charge.bucket.suffix)
@@ -298,10 +298,10 @@ class DeferredDecision(Decision):
 _SLOTS: Any = vars(Decision)
 _set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
-"""Sets the adaptive limits of a deferred decision, see `under_places`."""
+"""Sets the adaptive limits of a deferred decision. Used by `under_places`."""
 _new = object.__new__
 OVER = FinalCosts()
-"""For requests that ended before the decision was read."""
+"""Used if a request ended before its decision was read."""
 OVER.is_over = True
 
 
@@ -325,7 +325,6 @@ def _worked_out(decision: Decision) -> Decision:
 
 
 def deferred(evidence: Any, owner: SettlementOwner) -> Decision:
-    """``evidence`` is a `limitgate.limits.template.PlainSpend`."""
     decision = _new(DeferredDecision)
     _set_evidence(decision, evidence)
     evidence.owner = owner
@@ -397,7 +396,7 @@ def decide(plan: Plan, reading: Reading, settlement: FinalCosts | None = None) -
 
 
 def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCosts) -> Decision:
-    """Return a refusal with new bans: µs by bucket key."""
+    """Return a refusal with new bans. ``bans`` has µs by bucket key."""
     charges = [charge for charge, _, _ in refusal.evidence]
     places = {place: bans[charge.key] for place, charge in enumerate(charges) if charge.key in bans}
     states = with_bans(charges, [before for _, before, _ in refusal.evidence], places)
@@ -406,7 +405,7 @@ def under_bans(refusal: Decision, bans: Mapping[str, int], settlement: FinalCost
 
 
 def joined(first: Decision, second: Decision) -> Decision:
-    """Join two decisions about a request, of which the first admitted it. Adds both waits."""
+    """Join two decisions about a request that the first one admitted. The waits are added."""
     in_force = (*first.in_force, *second.in_force)
     if in_force:
         return _joined_in_force(replace(first, in_force=()), replace(second, in_force=()), in_force)
@@ -453,7 +452,7 @@ def refused_in_flight(in_force: tuple[InForce, ...], retry_after: float) -> Deci
 
 
 def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
-    """Add adaptive limits to a decision. The one with the least remaining becomes the tightest window."""
+    """Add adaptive limits to a decision. The limit with the least remaining becomes the tightest window."""
     _set(decision, "__class__", _Draft)
     draft: Any = decision
     draft.in_force = in_force
@@ -466,7 +465,7 @@ def under_places(decision: Decision, in_force: tuple[InForce, ...]) -> Decision:
 
 
 def fewest_places(in_force: tuple[InForce, ...], remaining: int) -> InForce | None:
-    """Return None if all have at least ``remaining``. Ignores shadow rules."""
+    """Return the adaptive limit with the fewest free places; None if all have at least ``remaining``. Ignores shadow rules."""
     fewest: InForce | None = in_force[0]
     if len(in_force) > 1:
         fewest = min(_enforced(in_force), key=itemgetter(2), default=None)

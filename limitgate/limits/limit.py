@@ -27,9 +27,9 @@ MONTH = "month"
 
 MAX_PERIOD = 366 * SECONDS["day"]
 MAX_RATE = 1_000_000
-"""Requests per second; keeps Lua's doubles exact."""
+"""Maximum of requests per second; keeps Lua's doubles exact."""
 MAX_REFILL_US = 10 * MAX_PERIOD * 1_000_000
-"""µs for an empty bucket to fill."""
+"""Maximum time in µs for an empty bucket to fill."""
 ABBREVIATIONS = {
     "s": "second",
     "sec": "second",
@@ -96,7 +96,7 @@ class Limit:
     ceiling: int = field(compare=False)
     """Maximum debt in ticks."""
     full: int = field(compare=False)
-    """Ticks of idle time that ``warm_up`` stores."""
+    """Stored ticks of idle time, see ``warm_up``."""
     most: int = field(compare=False)
     """Maximum cost."""
     series: int
@@ -128,7 +128,7 @@ class Limit:
         borrow: bool = False,
         warm_up: Duration | None = None,
     ) -> None:
-        """Read a limit. The caller runs `check_months`, because a rule may set the algorithm."""
+        """Read a limit. Doesn't call `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
             message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for the algorithm concurrency, and only for it"
@@ -191,7 +191,7 @@ class Limit:
         return Limit(str(self), **{**now, **options})
 
     def in_series(self, series: int) -> Limit:
-        """Return this limit with separate windows, see `series`."""
+        """Return this limit in another `series`."""
         other = copy(self)
         other._become(series=series)  # noqa: SLF001 - same class
         return other
@@ -200,8 +200,8 @@ class Limit:
         """Return one process' share of ``processes``. All shares together never exceed this limit.
 
         The rate is divided exactly, if necessary by a longer period: ``5/second`` for two is ``5 per 2 seconds``. The burst is
-        rounded down, but admits at least one request, and this ``cost`` if the limit does. Window algorithms divide only the
-        burst. A share has no lease, may exceed the usual range, and is for the memory store only.
+        rounded down, but not below one request, or below ``cost`` if the whole limit admits it. Window algorithms divide only
+        the burst. A share has no lease, may exceed the usual range, and is for the memory store only.
         """
         common = gcd(self.count, processes)
         burst = max(self.burst // processes, min(max(1 if self.borrow else cost, 1), self.burst))
@@ -212,7 +212,7 @@ class Limit:
         return shared
 
     def less(self, kept: int) -> Limit:
-        """Return this limit with room for ``kept`` requests less. Raises `ConfigError` if none remains."""
+        """Return this limit with ``kept`` requests less room. Raises `ConfigError` if none remains."""
         if not self.count:
             return self
         if kept >= self.burst:
@@ -285,7 +285,7 @@ def _written(text: Any, **options: Any) -> Limit:
 
 
 def check_months(limit: Limit, place: Field = ()) -> None:
-    """Raise `ConfigError` without a ``fixed_window``."""
+    """Raise `ConfigError` for months, unless the algorithm is ``fixed_window``."""
     if limit.months and limit.algorithm != "fixed_window":
         said = f"not of {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
         raise ConfigError(
@@ -429,7 +429,7 @@ UNITS = {
     "wk": 604_800_000,
     "week": 604_800_000,
 }
-"""Milliseconds of each unit, so that ``500ms`` is exact."""
+"""Milliseconds of each unit, which keep ``500ms`` exact."""
 _WORDS = "|".join([unit if unit in ("ms", *"smhdw") else f"{unit}s?" for unit in UNITS])
 PATTERN = rf"\s*(?!0[0-9]+(?:\.[0-9]+)?\s*$)([0-9]{{1,12}}(?:\.[0-9]{{1,12}})?)\s*({_WORDS})?\s*"
 _DURATION = re.compile(PATTERN, re.ASCII)

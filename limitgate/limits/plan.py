@@ -36,20 +36,20 @@ TOKENS: dict[int, tuple[str, ...]] = {
     2: ("input_tokens", "output_tokens"),
     3: ("tokens", "input_tokens", "output_tokens"),
 }
-"""Units of limits with their own costs, by the number of these limits."""
+"""Units of limits that have their own costs, by the number of such limits."""
 
 
 class Adjustment(NamedTuple):
-    """An adjustment of a charge: requests taken in advance, and corrections."""
+    """Change of a charge: requests to take in advance, and corrections."""
 
     most: int
-    """Further requests to take."""
+    """Number of further requests to take."""
     as_of: int
-    """Unix µs of the store when the charge began to drain."""
+    """When the charge began to drain, in Unix µs of the store."""
     back: Sequence[Amount]
     """Refund per window. A negative amount is charged even if it doesn't fit."""
     grace: Sequence[int]
-    """µs per window until a refund becomes partial."""
+    """µs after which a refund becomes partial, per window."""
 
     @property
     def gives_back(self) -> bool:
@@ -65,13 +65,11 @@ class Charge(NamedTuple):
     rule: str | None
     adjustment: Adjustment | None = None
     max_wait_us: int = 0
-    """Maximum wait for a turn."""
+    """Maximum wait for a turn, in µs."""
     slot: int = 0
-    """Name of a slot; 0 for none."""
     turn_us: int = 0
-    """In a reading: the turn across all limits."""
+    """In a reading, the time until the turn, which all limits share."""
     unit: str = REQUESTS
-    """Unit of the cost."""
 
     def adjusted(self, back: Sequence[Amount], grace: Sequence[int], as_of: int = 0) -> Charge:
         """Return a zero-cost charge with an adjustment."""
@@ -81,7 +79,7 @@ class Charge(NamedTuple):
         return self.adjusted([self.cost], [self.slot])
 
     def under_ban(self) -> Charge:
-        """Return this charge as read from a banned bucket."""
+        """Return this charge in a banned bucket."""
         return self._replace(bucket=banned(self.bucket), max_wait_us=0)
 
     def renewed(self) -> Charge:
@@ -106,7 +104,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def peek(cls, charges: Iterable[Charge]) -> Plan:
-        """Only read. Before a changed count applies, debts drain under the stored one."""
+        """Only read. The script lets debts drain under the stored count, then applies a changed one."""
         return cls(tuple(charges), "peek")
 
     @classmethod
@@ -116,7 +114,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def adjust(cls, charges: Iterable[Charge]) -> Plan:
-        """Refund, ban, renew and release unconditionally."""
+        """Refund, ban, renew or release, without conditions."""
         return cls(tuple(charges), "adjust")
 
     @classmethod
@@ -130,7 +128,7 @@ class Plan(NamedTuple):
 
     @property
     def gives_back(self) -> bool:
-        """True if cached refusals may become wrong."""
+        """True if the plan makes cached refusals wrong."""
         return self.verb in ("reset", "ban") or any(
             charge.adjustment and charge.adjustment.gives_back for charge in self.charges
         )
@@ -148,7 +146,6 @@ class Plan(NamedTuple):
 
 class BucketReading(NamedTuple):
     charge: Charge
-    """`Charge.under_ban` if banned."""
     before: Sequence[State]
     after: Sequence[State] | None
     """None if the charge does not fit."""
@@ -161,9 +158,9 @@ class Reading(NamedTuple):
     """Store clock, Unix µs."""
     buckets: Sequence[BucketReading]
     admitted: bool
-    """True if enforced charges fit; fitting charges are then made, otherwise none."""
+    """True if all enforced charges fit. Then all charges that fit are made, otherwise none."""
     waited: float = 0.0
-    """Seconds of silence."""
+    """Seconds without a reply."""
 
     source: Source = "store"
 
@@ -197,7 +194,7 @@ _new = tuple.__new__
 
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
-    """Compute a reading at ``now`` in Python. The Lua script does the same atomically."""
+    """Compute a reading at ``now``. This is what the Lua script does atomically."""
     admitted, remembers_turns = True, False
     buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
@@ -215,7 +212,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
 
 
 def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:
-    """Move charges of other limits to the turn, so that they don't count the request earlier."""
+    """Make charges of other limits at the turn, so that they don't count the request earlier."""
     turn_us = 0
     for charge, before, _ in buckets:
         if charge.max_wait_us and charge.enforced:
@@ -244,11 +241,11 @@ def wait_us(charge: Charge, states: Sequence[State]) -> int | None:
 
 
 def refund(plan: Plan, reading: Reading, costs: Sequence[int]) -> Plan:
-    """Return the correction to the final costs; it may be empty.
+    """Return the correction to the final costs, which may be empty.
 
-    A refund is the difference, minus the amount that has drained since. While older charges drained, nothing counts as
-    drained. This is exact to the microsecond if there are no other requests, or while more is owed than has drained. A
-    shortfall is charged now, because concurrent requests could otherwise claim the same idle time.
+    A refund is the difference, minus the part that has drained since. Older charges drain first. The refund is exact to the
+    microsecond if there are no other requests, or while the debt exceeds what has drained. A shortfall is charged now, because
+    concurrent requests could otherwise claim the same idle time.
     """
     read = zip(plan.charges, reading.buckets, costs)
     took = [(charge, bucket, cost) for charge, bucket, cost in read if bucket.after is not None]
@@ -261,7 +258,7 @@ def full_refund(plan: Plan, reading: Reading) -> Plan:
 
 
 def owed(reading: Reading, costs: Sequence[int]) -> Plan:
-    """Return a plan that charges costs unconditionally, after a refund. It may be empty."""
+    """Return a plan that charges costs without conditions, if any remain after a refund."""
     charged = zip(reading.buckets, costs)
     owing = [
         _corrected(bucket.charge._replace(cost=0), bucket, reading.now, cost)
@@ -289,7 +286,7 @@ NO_COST = object()
 
 
 def with_own_costs(limits: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[int, int]]:
-    """Split arguments such as ``("200000/minute", 900)`` into limits, and their own costs by place.
+    """Split arguments such as ``("200000/minute", 900)`` into limits, and a mapping from places to own costs.
 
     Raises `TypeError` or `ValueError`.
     """
@@ -322,7 +319,7 @@ class Returned(NamedTuple):
     charged_at: int
     """Unix µs of the store at the charge."""
     windows: Mapping[int, tuple[int, int]]
-    """By window: debt before the charge, and returned ticks."""
+    """Debt before the charge, and refunded ticks, for each window."""
 
     def lowered(self, charge: Charge, now: int, debts: Sequence[int]) -> Sequence[int]:
         """Return the debts before another charge at ``now``, as if the refunded charge had not been made."""
@@ -337,7 +334,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return the refunded part of a correction. Only for GCRA, where refunds move all later turns up."""
+    """Return the refunded part of a correction. Only for GCRA, whose later turns all move up."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

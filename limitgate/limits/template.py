@@ -1,7 +1,7 @@
-"""Plain plans: charges that either fit now or don't, precompiled for requests that differ only in keys.
+"""Plain plans: charges that either fit now or don't, compiled once for requests that differ only in keys.
 
-Plans with a wait or a ban are general ones. GCRA decisions are computed here without an object per charge. They equal those
-of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
+Other plans, such as those with a wait or a ban, are general. GCRA decisions are computed here without an object per charge. The
+results equal those of `limitgate.limits.plan.read` and `limitgate.limits.decision.decide`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MAX_DEBT = 2**63 - 1
 """Ticks, in 64 bits."""
 
 Row = tuple[int, ...]
-"""Numbers for `Straight` lines. GCRA: ticks drained per µs, charged ticks, capacity."""
+"""Numbers for the source in `Straight`. GCRA: ticks drained per µs, charged ticks, capacity."""
 
 
 def is_plain(charge: Charge) -> bool:
@@ -40,16 +40,16 @@ def is_plain(charge: Charge) -> bool:
 
 
 class ScriptVariant:
-    """Parameters of the script. Plans with the same object may share a call."""
+    """Parameters of the script. Plans with the same variant may share a call."""
 
     __slots__ = ("buckets", "gives_back", "may_wait")
 
     def __init__(self, buckets: tuple[BucketShape, ...], *, may_wait: bool, gives_back: bool) -> None:
         self.buckets: tuple[BucketShape, ...] = buckets
         self.may_wait: bool = may_wait
-        """True if the script declines plans that don't fit."""
+        """True if the script leaves plans undone that don't fit."""
         self.gives_back: bool = gives_back
-        """True if refunds are included, which must not be sent twice."""
+        """True if there are refunds, which must not be sent twice."""
 
 
 class BucketShape(NamedTuple):
@@ -74,7 +74,7 @@ def straight_of(algorithm: Algorithm) -> Straight:
 
 
 class PlanTemplate:
-    """Plain charges without keys, with optional checks of bans. Raises `ValueError` for other charges."""
+    """Plain charges without keys, perhaps with checks of bans. Raises `ValueError` for other charges."""
 
     __slots__ = (
         "_only_rule",
@@ -99,14 +99,14 @@ class PlanTemplate:
 
     def __init__(self, charges: Sequence[Charge]) -> None:
         self.bans: int = len([charge for charge in charges if charge.bucket.algorithm is ban])
-        """Number of checks of bans. Their keys come last."""
+        """Number of bans to check. The keys of bans come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
         if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
             raise ValueError(f"{charges!r} are not plain, expected charges without lease, borrowing, adjustment or date")
         self.charges: tuple[Charge, ...] = tuple(charges)
         self.encodings: dict[object, Any] = {}
-        """Encodings that stores keep, by function. They live as long as the template, which a reload replaces."""
+        """Cached encodings of stores, by function. They live as long as the template."""
         self.buckets: tuple[tuple[Bucket, int, bool, tuple[Row, ...]], ...] = tuple(
             [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
         )
@@ -116,20 +116,19 @@ class PlanTemplate:
             self.buckets[0] if len(counted) == 1 and not self.has_slots else None
         )
         self.may_wait: bool = max([charge.max_wait_us for charge in counted]) > 0
-        """True if a plan may wait."""
         self.is_enforced: bool = False not in [charge.enforced for charge in counted]
         """True without shadow rules."""
         self.is_of_shadows: bool = True not in [charge.enforced for charge in counted]
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
-        """µs in Redis."""
+        """Time in Redis in µs."""
         self.facts: int = sum([charge.bucket.facts for charge in charges])
         self.counts: tuple[int, ...] = tuple([count for charge in counted for count in charge.bucket.counts])
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
         self.is_of_debts: bool = straight == {gcra.STRAIGHT}
         self._windows: tuple[_Window, ...] | None = None
         self.tightest: _TightestOf
-        """Returns the tightest window by the previous states. Raises `ValueError` if a charge does not fit."""
+        """Returns the tightest window for the previous states. Raises `ValueError` if a charge doesn't fit."""
         self._states = () if self.is_of_debts else _states_of(counted)
         self.shape: ScriptVariant = OF_ANY
         """Plans of equal templates may share a call."""
@@ -161,7 +160,6 @@ class PlanTemplate:
         return self
 
     def plan(self, keys: Sequence[str], slot: int = 0) -> Plan:
-        """``slot`` is 0 for none."""
         each = zip(self.charges, keys)
         return Plan.spend([Charge(key, *charge[1:7], slot if charge.bucket.has_slots else 0) for charge, key in each])
 
@@ -201,7 +199,7 @@ class PlanTemplate:
         )
 
     def windows(self, states: Sequence[State]) -> Sequence[tuple[int, int]] | Sequence[tuple[int, int | None]]:
-        """Per window: remaining after the charges, and µs until full. None without a period."""
+        """Return for each window the remaining requests and the µs until full. None without a period."""
         if self._windows is None:
             left = [
                 (*left_after(state, charge.cost, limit), limit)
@@ -230,7 +228,7 @@ class PlanTemplate:
         return True
 
     def fits(self, states: Sequence[State]) -> tuple[bool, bool]:
-        """Return two booleans: no charge refuses, and all charges fit."""
+        """Return two booleans: no charge refuses; all charges fit."""
         if self._windows is None:
             each = zip(states, self._states)
             full = [charge for state, (left_after, limit, charge) in each if left_after(state, charge.cost, limit)[0] < 0]
@@ -239,7 +237,7 @@ class PlanTemplate:
         return not any(charge.enforced for charge in full), not full
 
     def refused(self, reading: PlainSpend, settlement: FinalCosts | None) -> Decision | None:
-        """Return the refusal, with the tightest window before the charges, and the longest wait."""
+        """Return the refusal. It shows the tightest window before the charges, and the longest wait."""
         windows = self._windows
         if windows is None:
             return decide(reading.whole_plan, reading.whole, settlement)
@@ -267,7 +265,6 @@ class PlanTemplate:
         return decision_of(False, limit, least, wait_s, reset, 0, refusing.rule, False, 0.0, reading, False, settlement)
 
     def refusing(self, refusal: Decision, reading: PlainSpend) -> tuple[tuple[str | None, ...], str]:
-        """``refusing`` and ``refusing_key``, without objects for a single rule."""
         if self._only_rule is None:
             return refusal.refusing, refusal.refusing_key
         return self._only_rule, reading.keys[0].removesuffix(self.buckets[0][0].suffix)
@@ -276,7 +273,7 @@ class PlanTemplate:
 Tightest = tuple[int, int, int, Charge]
 """`(burst, remaining, refill_us, charge)`."""
 _Window = tuple[int, int, int, int, int, int, Charge]
-"""`(slack, room, ticks, count, increment, burst, charge)`; above a debt of ``slack`` the window is the tightest."""
+"""`(slack, room, ticks, count, increment, burst, charge)`; with a debt above ``slack``, the window is the tightest."""
 
 
 def _tightest_of_all(windows: Sequence[_Window], debts: Sequence[int]) -> Tightest | None:
@@ -348,7 +345,7 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
-    """Make a function. Its constants are defaults of parameters, because a closure would create objects."""
+    """Make a function. Constants are defaults of parameters, because a closure would create objects."""
     place = min(range(len(windows)), key=lambda each: windows[each][5])
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
@@ -374,7 +371,7 @@ else:
 
 
 class PlainSpend(_Buckets):
-    """A plain plan, later with its reading. It is used like a `Plan` and like a `Reading`."""
+    """A plain plan, and later its reading. Used like a `Plan` and a `Reading`."""
 
     # No `__init__`, which would double the cost.
     __slots__ = ("_made", "_plan", "_slot", "admitted", "keys", "now", "owner", "source", "states", "template", "waited")
@@ -427,7 +424,6 @@ class PlainSpend(_Buckets):
         return Reading(self.now, self, self.admitted, self.waited, self.source)
 
     def decision(self, settlement: FinalCosts) -> Decision:
-        """Raises `ValueError` if a shadow rule refused."""
         decision = self.template.decide(self, settlement)
         if decision is None:
             raise ValueError(f"{self!r} has a shadow rule, expected rules that can refuse")
@@ -484,7 +480,7 @@ class RefundTemplate:
                 self.states += range(place, place + windows)
             place += windows
         self.parts: tuple[tuple[Charge, slice, tuple[Row, ...]], ...] = tuple(parts)
-        """Refunded charges with their slices and rows."""
+        """Refunded charges, each with its slice and rows."""
         self.is_of_all: bool = len(parts) == len(template.charges)
         buckets = [charge.bucket for charge, *_ in parts]
         self.counts: tuple[int, ...] = tuple([count for bucket in buckets for count in bucket.counts])
@@ -507,7 +503,7 @@ class RefundTemplate:
 
 
 class PlainRefund:
-    """A refund of a `PlainSpend`. Its reading has only the time."""
+    """Refund of a `PlainSpend`. The reading has only the time."""
 
     __slots__ = ("_plan", "keys", "now", "spent", "states", "template", "waited")
     verb: Verb = "adjust"
@@ -542,7 +538,7 @@ class PlainRefund:
             return self._plan
 
     def amounts(self) -> list[tuple[Sequence[Amount], Sequence[int]]]:
-        """Return the amounts of each charge, see `Adjustment`."""
+        """Return the ``back`` and ``grace`` of each charge, see `Adjustment`."""
         states, slot = self.states, self.spent.slot
         return [
             charge.bucket.algorithm.refund_amount(states[places], charge.bucket, charge.cost, 0, slot)

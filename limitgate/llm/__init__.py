@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Budget", "Usage", "input_tokens", "output_tokens", "tokens"]
 
 _HOMES = {"Budget": "budget", "Usage": "usage", "input_tokens": "costs", "output_tokens": "costs", "tokens": "costs"}
-"""Lazy: only budgets need an extra."""
+"""Names are imported on first use, because only budgets need an extra."""
 
 # Hidden from type checkers, which would otherwise accept any name.
 if not TYPE_CHECKING:

@@ -44,11 +44,11 @@ class Budget(Remade):
     lists. All must have room for a request's estimate, which the reported usage replaces later. An estimate above a burst
     counts as the burst.
 
-    ``key`` returns a request's key, from a client's request or from the body in `reserve`. Requests with None aren't
-    limited. By default, the key is host, credential (a digest) and model. ``pools`` maps patterns of models to a common
-    name: ``{"claude-opus-*": "opus"}``. ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or input
-    and output tokens. Reservations of a dead process are refunded after ``hold``, by default 2 minutes, or never if None.
-    With ``limits="told"``, limits in the provider's responses replace those given, in all processes. ``share`` returns a
+    ``key`` returns a request's key, from a client's request or from the body in `reserve`. A request without a key (None) isn't
+    limited. By default, the key has the host, a digest of the credential, and the model. ``pools`` maps patterns of models to a
+    common name: ``{"claude-opus-*": "opus"}``. ``estimate`` takes the body (parsed, or bytes) and returns input tokens, or
+    input and output tokens. Reservations of a dead process are refunded after ``hold``, by default 2 minutes, or never if None.
+    With ``limits="told"``, limits in the provider's responses replace these limits, in all processes. ``share`` returns a
     request's tenant, from the argument of ``key``. Waiting tenants take turns by tokens. ``name`` labels metrics.
 
     Raises `ConfigError` for invalid limits or options.
@@ -132,7 +132,7 @@ class Budget(Remade):
         return AsyncBudgetReservation(spending)
 
     def exchange(self, throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, key: str) -> Flow:
-        """Send a throttled client's request, as a flow. ``key`` is the host. Raises the library's errors."""
+        """Send a throttled client's request, as a flow. ``key`` is the host. Raises errors of the client library."""
         target = transport.target(request)
         spending = self.spending(request, body=target.body, host=key, path=target.path, field=target.field)
         if spending is None:
@@ -154,9 +154,9 @@ class Budget(Remade):
         path: str = "",
         field: Callable[[str], str | None] | None = None,
     ) -> Spending | None:
-        """Return a request's spending; None if not limited.
+        """Return the spending of a request; None if the request isn't limited.
 
-        ``body`` may be None, ``field`` returns a header by lower-case name.
+        ``field`` returns a header by lower-case name.
         """
         field = field or _no_field
         estimated = self._estimated(body, path, field)

@@ -1,6 +1,6 @@
 """Costs of a language model's requests behind a gate: ``("200000/minute", tokens)``. Pure.
 
-They are estimated from the body, and settled by the response, see `limitgate.llm.metering`.
+Costs are estimated from the body and settled by the response, see `limitgate.llm.metering`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _output(estimate: Estimate) -> int:
 class TokenEstimates:
     """Estimates for one rule.
 
-    If a request has no maximum, its output is estimated from earlier answers to the same caller (or address) and model.
+    If a request doesn't limit its output, the output is estimated from earlier answers of the model to the same caller (or
+    address).
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class TokenEstimates:
         return estimate.input, answers.value if estimate.output is None else estimate.output
 
     def answers(self, request: Request) -> Percentile:
-        """Answers to similar requests. Raises `HeadersTooLargeError` at the first call only."""
+        """Return answers to similar requests. Only the first call raises `HeadersTooLargeError`."""
         caller = request.caller
         who = ("ip", request.client) if caller is None else ("caller", caller.id)
         return self._answers.of((who, estimate_for(request).model))

@@ -20,11 +20,11 @@ K = TypeVar("K", bound=Hashable)
 BYTES_PER_TOKEN = 4
 """English text."""
 MEDIA_TOKENS = 1600
-"""Per image, sound or file: Anthropic's largest image, twice OpenAI's 1024 x 1024."""
+"""Tokens per image, sound or file: Anthropic's largest image, twice OpenAI's 1024 x 1024."""
 LOW_DETAIL_TOKENS = 85
 """OpenAI's ``detail: low``."""
 MOST_TOKENS = 1_000_000_000
-"""Cap."""
+"""Maximum of an estimate."""
 MOST_BYTES = 33_554_432
 """32 MiB; no model reads more text."""
 MOST_VALUES = 20_000
@@ -39,16 +39,16 @@ LONGEST_MODEL = 256
 AT_FIRST = 1000
 """Output tokens assumed before a key's answers are known."""
 ENOUGH = 20
-"""Answers needed for a percentile: one of 20 may be ignored."""
+"""Number of answers needed for a percentile, which ignores one of 20."""
 REMEMBERED = 128
-"""Answers per key."""
+"""Maximum of answers per key."""
 MOST_KEYS = 1_000
 """The least recently used one is dropped."""
 
 _CONTENT = ("messages", "system", "instructions", "input", "prompt")
-"""Fields with text in blocks. If they are all empty, other fields count."""
+"""Fields with text in blocks. Other fields count only if these are empty."""
 _SCHEMAS = ("tools", "functions", "response_format", "text", "output_config", "output_format")
-"""Read as JSON."""
+"""Schemas, which count as JSON."""
 _MAXIMA = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _NO_OUTPUT = ("/embeddings", "/moderations", "/count_tokens", "/input_tokens")
 """Ends of paths without output."""
@@ -63,7 +63,7 @@ _NO_TEXT = frozenset(
 """Fields of blocks that aren't text."""
 _IMAGES = frozenset(["image", "image_url", "input_image", "computer_screenshot"])
 _MEDIA = _IMAGES | {"audio", "input_audio", "video", "video_url", "file", "input_file", "document"}
-"""Blocks that cost `MEDIA_TOKENS`."""
+"""Types of blocks that cost `MEDIA_TOKENS`."""
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.ASCII | re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/\\_=-]{1024,}")
 _BEFORE_BASE64 = (b";base64,", b'"data":"', b'"data": "')
@@ -79,7 +79,7 @@ class Estimate(NamedTuple):
     output: int | None
     """Maximum tokens; None without one."""
     is_partial: bool = False
-    """True if input is outside the body: a conversation, a file, or a provider's tool."""
+    """True if some input is outside the body: a conversation, a file, or a provider's tool."""
 
 
 def estimate_of(
@@ -92,7 +92,7 @@ def estimate_of(
 ) -> Estimate:
     """Estimate a request's cost from its body, as bytes or as the parsed object.
 
-    ``path`` identifies requests without output. Bytes that aren't JSON count as text, and a multipart body as one file.
+    By ``path``, requests without output are recognized. Bytes that aren't JSON count as text, and a multipart body as one file.
     Compressed bytes count as one token each, because text shrinks to a quarter. ``document`` is the parsed body.
     """
     if isinstance(body, Mapping):
@@ -108,7 +108,7 @@ def estimate_of(
 
 
 def _parsed(body: bytes, document: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Parse a body. None if it isn't an object, or has too many values: each value follows a bracket or a comma."""
+    """Parse a body; None if it isn't an object, or has too many brackets and commas."""
     if len(body) > MOST_BYTES or sum(map(body.count, (b",", b"[", b"{"))) >= MOST_VALUES:
         return None
     if document is not None:
@@ -146,7 +146,7 @@ def _of_object(body: Mapping[str, Any], path: str) -> Estimate:
 
 
 def _of_bytes(body: bytes, path: str) -> Estimate:
-    """Search the ends of an unparsed body. Quotes in text are escaped, so text can't match."""
+    """Search the ends of an unparsed body. Text in it can't match, because its quotes are escaped."""
     ends = body if len(body) <= 2 * MOST_SEARCHED else body[:MOST_SEARCHED] + body[-MOST_SEARCHED:]
     found = _MODEL.search(ends)
     model = found[1].decode("utf-8", "replace") if found else None
@@ -188,7 +188,7 @@ class _Size:
         return min(-(-self._bytes // BYTES_PER_TOKEN) + self._media, MOST_TOKENS)
 
     def add(self, value: Any, *, as_json: bool = False) -> None:
-        """Add a value. Iterative, because a body may be deep."""
+        """Add a value, without recursion, because a body may be deep."""
         pending: list[tuple[Any, bool]] = [(value, as_json)]
         while pending:
             each, is_json = pending.pop()
@@ -291,7 +291,6 @@ class Percentile:
 
     def __init__(self) -> None:
         self.value: int = AT_FIRST
-        """Expected tokens."""
         self._answers: list[int] = []
         self._next = 0
 

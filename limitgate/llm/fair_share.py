@@ -1,7 +1,7 @@
-"""A process' requests that wait for a budget, by tenant.
+"""Requests of this process that wait for a budget, by tenant.
 
 The first request of up to `HEADS` tenants waits in the line of all processes, see `limitgate.algorithms.line`; others wait
-here. Tenants beyond `HEADS` take turns by start-time fair queueing, too.
+here. Further tenants take turns by start-time fair queueing, too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from threading import TIMEOUT_MAX, Event, Lock
 from typing import Any
 
 HEADS = 16
-"""Tenants per process in the shared line."""
+"""Maximum of a process' tenants in the shared line."""
 _LONGEST_TENANT = 256
 """Characters."""
 
 _FEW = 64
-"""Minimum of entries that have left, before they are removed."""
+"""Minimum of ended entries before they are removed."""
 
 
 class Ticket:
@@ -39,18 +39,18 @@ class Ticket:
 
 
 class FairLine:
-    """The line of one key. Up to ``heads`` requests of different tenants are called. Thread-safe."""
+    """The line of one key. Calls the requests of up to ``heads`` tenants, one of each. Thread-safe."""
 
     def __init__(self, heads: int = 1) -> None:
         self._heads = heads
         self._called: dict[str, Ticket] = {}
-        """By tenant."""
+        """Called tickets by tenant."""
         self._queues: dict[str, dict[Ticket, None]] = {}
-        """Tickets not called yet, by tenant, in order."""
+        """Other tickets of each tenant, in order."""
         self._next: list[Ticket] = []
-        """Heap of the first tickets of tenants without a called one. May have tickets that have left."""
+        """Heap of the first ticket of each tenant without a called one. It may have tickets that have left."""
         self._ends: dict[str, int] = {}
-        """Virtual end in tokens, by tenant."""
+        """Virtual time in tokens at which each tenant's last ticket ends."""
         self._now = 0
         self._number = self._many = 0
         self._lock = Lock()
@@ -74,7 +74,7 @@ class FairLine:
         return ticket
 
     def leave(self, ticket: Ticket, *, is_taken: bool) -> None:
-        """Leave, and call the next ticket. A request that took nothing doesn't count."""
+        """Leave, and call the next ticket. A request that reserved nothing costs no virtual time."""
         tenant = ticket.tenant
         with self._lock:
             if not is_taken and self._ends.get(tenant) == ticket.end:

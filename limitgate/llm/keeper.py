@@ -33,11 +33,11 @@ from limitgate.process.forking import reset_in_children
 MOST_KEYS = 1_000
 """The least recently used one is dropped."""
 MOST_REPORTS = 50
-"""Per second."""
+"""Reports per second."""
 SELDOM_S = 10.0
 """Seconds between reports about short requests."""
 _LONGEST_S = 1.0
-"""Seconds between checks."""
+"""Maximum of seconds between checks."""
 _LOOKS = 10
 """Idle checks until a thread ends."""
 _MOST_TENANTS = 10
@@ -51,9 +51,8 @@ class UnderWay(Protocol):
     is_waiting: bool
     windows: Windows
     reserved: Sequence[int]
-    """Per limit."""
     renew_at: float
-    """Seconds of `waiting.monotonic`."""
+    """Time by `waiting.monotonic`."""
 
     def renewing(self) -> Flow:
         """Renew the hold. Raises `StoreError`."""
@@ -64,7 +63,7 @@ class _Known:
         self.row = Row()
         self.limits: list[tuple[str, Limit]] = []
         self.next_at = -1.0
-        """Negative before the first report."""
+        """Next report; negative before the first one."""
         self.said: tuple[Said, ...] = ()
         """The provider's limits since the last report."""
 
@@ -88,7 +87,7 @@ class Keeper:
         self._is_timed = False
 
     def enter(self, request: UnderWay, hold: float | None) -> None:
-        """Watch a request until it leaves or is collected."""
+        """Watch a request until it leaves or is garbage-collected."""
         number, key = id(request), request.key
         reference = ref(request, lambda _: self._forget(key, number))
         if hold is not None:
@@ -106,7 +105,7 @@ class Keeper:
         self._forget(request.key, id(request))
 
     def _forget(self, key: str, number: int) -> None:
-        """Takes no lock: the garbage collector may call this."""
+        """Takes no lock, because the garbage collector may call this."""
         requests = self._under_way.get(key)
         if requests is not None:
             requests.pop(number, None)
@@ -123,7 +122,7 @@ class Keeper:
             yield from self._reporting(request.key, request, now)
 
     def looking(self) -> Flow:
-        """Renew and report what is due. Failures are repeated soon."""
+        """Renew holds and report requests that are due. Failures are soon repeated."""
         now = waiting.monotonic()
         reports = 0
         for key in list(self._under_way):

@@ -10,16 +10,16 @@ from limitgate.llm.estimate import Percentile
 from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
-"""Usage up to a hundred times these is never absurd, because applications add input."""
+"""Usage is plausible up to a hundred times these, because applications add input."""
 MOST_CHUNKS, LONGEST_CHUNK = 64, 1024
-"""Chunks to keep before they are read, and bytes of one: a call for each chunk would cost more than reading."""
+"""Maximum of chunks to keep before reading, and of bytes in such a chunk: a call per chunk would cost more."""
 _log = logging.getLogger("limitgate")
 
 
 class ResponseMeter:
     """Reads one response, and passes its usage to ``settle``.
 
-    ``expected`` has the estimated tokens. ``answers`` remembers the output.
+    ``expected`` has the estimated tokens. ``answers`` gets the output tokens.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ResponseMeter:
         self.feed(chunks)
 
     def over(self, status: int | None = None) -> None:
-        """Settle once. ``status`` is that of a response without a noted start."""
+        """Settle once. ``status`` is used if the start of the response wasn't noted."""
         if self._is_over:
             return
         self.read()

@@ -1,4 +1,4 @@
-"""Sends a throttled client's request under a budget. Flows."""
+"""Sends a throttled client's request under a budget, as flows."""
 
 from __future__ import annotations
 

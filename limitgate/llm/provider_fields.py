@@ -1,6 +1,7 @@
 """Rate fields of OpenAI, Azure, Anthropic and Groq. Pure.
 
-Malformed, contradictory, and longer fields than `MOST_READ` count as missing, and so does a contradictory window.
+Fields that are malformed, contradictory, or longer than `MOST_READ` count as missing. So does a window with contradictory
+fields.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ T = TypeVar("T")
 MOST_READ = 256
 """Characters."""
 IMPLAUSIBLE = 10
-"""Factor from which a changed limit needs two equal answers."""
+"""A limit that changes by this factor needs two equal answers."""
 _SKEW = 2.0
 """Tolerated difference of the provider's clock, in seconds."""
 _PAST = 5.0
 """Seconds; a reset further in the past is wrong."""
 ROUNDING = 1000
-"""Anthropic rounds remaining tokens."""
+"""Anthropic rounds remaining tokens to this number."""
 _NUMBER = re.compile(r"[0-9]{1,15}", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", re.ASCII)
 _DURATION = re.compile(
@@ -47,9 +48,9 @@ _ANTHROPIC: tuple[tuple[Kind, str], ...] = (
     ("output_tokens", "output-tokens"),
 )
 _RESOLUTION = 0.001
-"""Seconds, of OpenAI's resets."""
+"""Resolution of OpenAI's resets, in seconds."""
 _TOLERANCE = 1.25
-"""Ratio of a computed period to the true one."""
+"""Tolerated ratio of a computed period to a real one."""
 _MINUTE, _DAY = SECONDS["minute"], SECONDS["day"]
 
 
@@ -57,9 +58,8 @@ class Window(NamedTuple):
     kind: Kind
     limit: int | None
     remaining: int | None
-    """Anthropic rounds to thousands."""
     reset_after: float | None
-    """Seconds until the limit is full, or Azure's window ends."""
+    """Seconds until the limit is full, or until Azure's window ends."""
     period: int | None
     """Seconds, if known."""
 
@@ -68,12 +68,12 @@ class Told(NamedTuple):
     status: int
     windows: tuple[Window, ...]
     retry_after: float | None
-    """Seconds; None for a success."""
+    """Seconds to wait; None for a success."""
     may_retry: bool | None
 
     @property
     def exhausted(self) -> float | None:
-        """Seconds until exhausted windows are full; None if none is, or its reset is unknown."""
+        """Seconds until all exhausted windows are full; None if no window is exhausted, or a reset is unknown."""
         return max(
             [each.reset_after for each in self.windows if each.remaining == 0 and each.reset_after is not None], default=None
         )
@@ -96,7 +96,7 @@ _UNITS = {seconds: unit for unit, seconds in SECONDS.items() if unit != "week"}
 
 
 class ToldLimit:
-    """A provider's limit, protected from a wrong answer.
+    """Limit of a provider, protected from wrong answers.
 
     A rate that changes tenfold needs two equal answers.
     """
@@ -109,7 +109,7 @@ class ToldLimit:
         self._suspect: Limit | None = None
 
     def hear(self, limit: Limit | None, *, twice: bool = False) -> bool:
-        """Note an answer's limit, None if it has none.
+        """Note the limit in an answer; None if it has none.
 
         Return True if the limit in force changes. With ``twice``, each limit needs two answers.
         """
@@ -246,7 +246,7 @@ def _time(value: str) -> float | None:
 
 
 def _clock(date: str | None, now: float) -> float:
-    """Return the provider's clock, or this one if they agree."""
+    """Return the provider's clock, or the local clock if they agree."""
     if date is None or len(date) > MOST_READ:
         return now
     try:

@@ -1,6 +1,6 @@
 """The cost of one request under a budget: an estimate, then the reported usage. Flows.
 
-They yield results of a limiter, or awaitables, as in `limitgate.outbound.throttle`.
+The flows yield results of a limiter, or awaitables, as in `limitgate.outbound.throttle`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from limitgate.process import waiting
 _NOTHING = Usage(0, 0)
 _NOBODY = State()
 _POLL = 0.25
-"""Seconds."""
+"""Seconds between attempts."""
 _STAYS = 5.0
-"""Seconds without an attempt until the line drops a request."""
+"""The line drops a request after this many seconds without an attempt."""
 _EARLIER = 60.0
 """Seconds by which a turn may come early."""
 _SHORTEST = 0.001
@@ -49,7 +49,7 @@ _log = logging.getLogger("limitgate.outbound")
 
 
 _LEAST_INPUT, _LEAST_OUTPUT = 100, 1_000
-"""Usage up to a hundred times these is never absurd, because short estimates are rough."""
+"""Usage is plausible up to a hundred times these, because short estimates are rough."""
 
 
 class Expected(NamedTuple):
@@ -96,18 +96,16 @@ class Spending:
         self._line, self.tenant = share
         self._counts_of = counts
         self.is_sent: bool = False
-        """True if the provider may have the request."""
+        """True if the provider may have received the request."""
         self._limiter: Any = None
         self.reservation: Any = None
         self._unlimited: Any = None
-        """The decision of a budget without limits."""
         self._said: Told | None = None
         self._is_open = False
         self.is_waiting: bool = False
         self.renews = False
-        """True if the hold is renewed."""
         self.renew_at: float = math.inf
-        """Seconds of `waiting.monotonic`."""
+        """Time by `waiting.monotonic`."""
         self.reserved: Sequence[int] = ()
         self._keeper: Keeper | None = None
 
@@ -117,7 +115,7 @@ class Spending:
         return decision
 
     def taking(self, limiter: Any, timeout: float | None) -> Flow:
-        """Reserve within ``timeout`` seconds, and refund earlier reservations. After an interruption, run `giving_back`."""
+        """Reserve within ``timeout`` seconds, and refund earlier reservations. If it is interrupted, run `giving_back`."""
         yield from self.giving_back()
         self._limiter, self.is_sent = limiter, False
         deadline = math.inf if timeout is None else waiting.monotonic() + timeout
@@ -153,7 +151,7 @@ class Spending:
         return self._counts_of(self._limiter)
 
     def _in_line(self, tenant: str, deadline: float) -> Flow:
-        """Wait in the line of all processes, which keeps the order. The limits decide if there is room."""
+        """Wait in the line of all processes, which determines the order. The limits determine whether there is room."""
         place = Place(self._limiter, self.key, tenant, self.expected.usage[:2], _STAYS)
         try:
             while True:
@@ -177,7 +175,7 @@ class Spending:
         return decision
 
     def _later(self, ahead: State, deadline: float) -> Flow:
-        """Return the seconds until the next attempt, because requests ahead need all room; 0 for now."""
+        """Return the seconds until the next attempt if requests ahead need all room, otherwise 0."""
         longer = self.windows.takes_longer(self.expected.usage, ahead)
         if not longer:
             return 0.0
@@ -197,7 +195,7 @@ class Spending:
         return afinish(flow) if self._is_async else run(flow)
 
     def _pause(self, decision: Decision, deadline: float) -> float:
-        """Return the seconds until the next attempt; 0 for none.
+        """Return the seconds until the next attempt; 0 for no further one.
 
         Turns may come early, because requests refund excess estimates.
         """
@@ -275,7 +273,7 @@ class Spending:
         return self._said is not None and self._said.status < 400
 
     def settling_read(self, reader: Reader) -> Flow:
-        """Settle by a reader at the end of the response."""
+        """Settle by the usage that a reader found, at the end of the response."""
         reported = reader.finish()
         usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
         yield from self.settling(usage, "arrived" if reported is None else "reported")
@@ -311,7 +309,7 @@ class Spending:
             yield from self._keeper.reporting(self)
 
     def learning(self) -> Flow:
-        """Adopt the provider's limits. Logs store errors."""
+        """Adopt limits that the provider reports. Logs store errors."""
         said = self._said
         if said is None or not (said.windows or said.status == REFUSED):
             return
@@ -352,10 +350,10 @@ class Spending:
             yield self._limiter.refund(self.key, *given, cost=0)
 
     def _emptying(self, said: Told) -> Flow:
-        """Empty the buckets that may have caused a refusal, from the end of the pause on.
+        """Empty the buckets that may have caused a refusal. The bucket starts to fill when the pause ends.
 
-        Needed if the provider doesn't use buckets, or other programs share the account. Requests then pass at the rate of
-        the limits.
+        This is needed if the provider doesn't use buckets, or other programs share the account. Afterwards, requests pass at
+        the rate of the limits.
         """
         limits, costs = self.windows.every(), self.windows.costs(self.expected.usage)
         windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -375,7 +373,7 @@ class Spending:
                 yield emptied.settle(over[0] if len(over) == 1 else over)
 
     def _lower(self, said: Told) -> list[tuple[int, int]]:
-        """Return the places of windows for which the provider reports less, because other programs use the account."""
+        """Return the windows in which the provider has less remaining, because other programs use the account."""
         found = []
         for place, (kind, limit, window) in enumerate(zip(self.windows.kinds(), self.windows.every(), self.decision.windows)):
             for theirs in said.windows:
@@ -419,7 +417,7 @@ class BudgetReservation:
     def renew(self) -> bool:
         """Hold the reservation for another `hold` from now; return True if it is held.
 
-        False if the reservation was settled, if its hold has ended, or if the store fails.
+        It isn't held if it was settled, if its hold has ended, or if the store fails.
         """
         is_held = False
         with suppress(StoreError):

@@ -30,12 +30,12 @@ class _Known(NamedTuple):
 
 
 class ToldLimits:
-    """Limits in force by key. Reported limits replace those of the same kind and period."""
+    """Limits in force by key. A reported limit replaces the one of the same kind and period."""
 
     def __init__(self, given: Windows) -> None:
         self._given = given
         self._known: WeakKeyDictionary[Any, OrderedDict[str, _Known]] = WeakKeyDictionary()
-        """By limiter and key."""
+        """Limits by limiter and key."""
         self._told: dict[tuple[str, Kind, int], ToldLimit] = {}
         self.reset_after_fork()
         reset_in_children(self)
@@ -44,7 +44,7 @@ class ToldLimits:
         self._lock = Lock()
 
     def read(self, limiter: Any, key: str) -> Flow:
-        """Return a key's windows, read every `FRESH_S` seconds. Raises `StoreError`."""
+        """Return the windows of a key, read every `FRESH_S` seconds. Raises `StoreError`."""
         known = self._of(limiter, key)
         if known is not None and monotonic() - known.read_at < FRESH_S:
             return known.windows

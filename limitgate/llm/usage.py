@@ -1,4 +1,4 @@
-"""Reads the tokens that a response reports, while it passes. Pure.
+"""Reads the tokens that a response reports, while the response passes. Pure.
 
 Examines up to `MOST_EXAMINED` bytes of each event or body: half at its beginning, half at its end.
 """
@@ -15,30 +15,30 @@ from limitgate.llm.estimate import BYTES_PER_TOKEN
 MOST_EXAMINED = 65_536
 """Bytes of an event or body."""
 ABSURD = 100
-"""Usage above the estimate by this factor is wrong."""
+"""Usage is implausible above the estimate times this factor."""
 CAPPED = 10
-"""Wrong usage counts as the estimate times this factor."""
+"""Implausible usage is cut to the estimate times this factor."""
 MOST_USED = 10_000_000
 """Maximum usage without an estimate."""
 _END = MOST_EXAMINED // 2
 _MOST_TRIED = 8
-"""Places of ``usage`` to try, from the end."""
+"""Maximum of places where ``usage`` is tried, from the end."""
 _LONGEST_USAGE = 8192
-"""Bytes of a ``usage`` object."""
+"""Maximum of bytes in a ``usage`` object."""
 _AT_ONCE = 65_536
-"""Decompressed bytes per step."""
+"""Maximum of decompressed bytes per step."""
 _BATCH = 16_384
-"""Bytes of events per step."""
+"""Maximum of bytes of events per step."""
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
 _IN_DELTA = rb'\{(?:"type":"[a-z_]++",)?[^\n]{0,300}?' + _KEYS
-"""Faster with a prefix of the next part."""
+"""The optional prefix makes the search faster."""
 _DELTA = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb")?" + _STRING)
 _DELTA_BEGINS = re.compile(rb'"delta"\s*+:\s*+(?:' + _IN_DELTA + rb')?"')
 _TEXT = re.compile(_KEYS + _STRING)
 _PLAIN = re.compile(rb"(?:(?:event: ?+[a-z._]{1,64}+\n)?+data:[^\n]*+\n\n)*+")
-"""Events with at most a type and one line of data."""
+"""Events that have at most a type and one line of data."""
 _OBJECT = re.compile(rb"\s*+:\s*+(?=\{)")
 _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
@@ -50,14 +50,14 @@ class Usage(NamedTuple):
     """Tokens that a request has cost."""
 
     input: int
-    """Without tokens from Anthropic's cache."""
+    """Input tokens, without those from Anthropic's cache."""
     output: int
     is_capped: bool = False
-    """True if an absurd number was cut."""
+    """True if an implausible number was cut."""
 
 
 def usage_in(usage: object) -> Usage | None:
-    """Read any provider's ``usage``; None if incomplete or invalid."""
+    """Read the ``usage`` of any provider; None if incomplete or invalid."""
     into, out = _numbers_in(usage)
     # Embeddings have no output.
     return None if into is None else Usage(into, out or 0)
@@ -102,7 +102,6 @@ class Reader:
         self._output: int | None = None
         self._text = 0
         self._text_before = 0
-        """Bytes of text before the last usage."""
         self._has_arrived = False
 
     def feed(self, chunk: bytes) -> None:
@@ -121,7 +120,7 @@ class Reader:
 
     @property
     def arrived(self) -> int:
-        """Tokens of output text, at least 1 with any byte."""
+        """Tokens of output text, at least 1 after any byte."""
         return max(1, -(-self._text // BYTES_PER_TOKEN)) if self._has_arrived else 0
 
     @property
@@ -131,7 +130,7 @@ class Reader:
     def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
         """Return the reported cost. Without a report, it is the estimated input and the output that arrived.
 
-        The estimates ``into`` and ``out`` bound the reported numbers, except the input of a partial estimate.
+        The estimates ``into`` and ``out`` limit the reported numbers, but a partial estimate doesn't limit the input.
         """
         self.finish()
         reported = into if self._input is None else self._input
@@ -179,9 +178,8 @@ class EventReader(Reader):
         self._pending = bytearray()
         """An incomplete event, or the end of a long one."""
         self._head = b""
-        """Beginning of a long event."""
         self._cut = 0
-        """Bytes cut from a long event."""
+        """Number of bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
 
@@ -241,7 +239,7 @@ class EventReader(Reader):
             self._examine(event)
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """Normalize line ends. A line feed after a carriage return belongs to it, even in the next chunk."""
+        """Normalize line ends. A line feed after a carriage return is dropped, even at the start of the next chunk."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
@@ -353,7 +351,7 @@ class CompressedReader(Reader):
 
 
 def reader_for(content_type: str, content_encoding: str = "") -> Reader:
-    """A reader for a response with these fields."""
+    """Return a reader for a response with these fields."""
     is_stream = content_type.strip().lower().startswith("text/event-stream")
     reader = EventReader() if is_stream else BodyReader()
     encoding = content_encoding.strip().lower()

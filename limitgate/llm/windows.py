@@ -19,11 +19,11 @@ class Windows(NamedTuple):
     output_tokens: tuple[Limit, ...] = ()
 
     def apart(self) -> Windows:
-        """Return the limits with separate windows by kind, so that requests never count as tokens."""
+        """Return the limits with separate windows for each kind, so that requests never count as tokens."""
         return Windows(*[tuple([limit.in_series(n) for limit in limits]) for n, limits in enumerate(self)])
 
     def costed(self, usage: Usage, ahead: State = _NOBODY) -> list[Any]:
-        """Return limits with costs for `Limiter.reserve`, capped by bursts. Keeps room for requests ahead."""
+        """Return limits with costs for `Limiter.reserve`, capped at the bursts. Leaves room for requests ahead."""
         kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
         costs = [
             min(cost, limit.burst) if limit.burst else max(1, cost) for limit, cost in zip(self.every(), self.costs(usage))
@@ -34,7 +34,7 @@ class Windows(NamedTuple):
         ]
 
     def takes_longer(self, usage: Usage, ahead: State) -> float:
-        """Return the seconds until requests ahead fit, if a bucket never has room for them and this one; otherwise 0."""
+        """Return the seconds until requests ahead fit, if a bucket is too small for them and this request, otherwise 0."""
         kept = self.costs(Usage(ahead.input, ahead.output), ahead.requests)
         limits = [(limit, min(cost, limit.burst), less) for limit, cost, less in zip(self.every(), self.costs(usage), kept)]
         if not any(0 < limit.burst < cost + less for limit, cost, less in limits if less):

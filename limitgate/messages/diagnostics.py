@@ -149,7 +149,7 @@ class Diagnosis(Enum):
 
 
 times_logged: list[int] = [0] * len(Diagnosis)
-"""By `Diagnosis.place`."""
+"""Number of log lines, by `Diagnosis.place`."""
 
 
 class OncePerValue:

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import Literal, NoReturn, TypeVar
 
 MOST = 10
-"""Entries of a list."""
+"""Maximum of entries in a list."""
 LONGEST = 200
-"""Characters of a value from a client."""
+"""Maximum of characters in a value from a client."""
 
 
 def listed(entries: Collection[str], between: str = ", ", *, most: int = MOST) -> str:
@@ -29,10 +29,10 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 Names = Literal["masked", "full", "off"]
-"""Shows first and last characters, all, or nothing of a client's name."""
+"""How a client's name appears: its first and last characters, all of it, or not at all."""
 
 _SAYABLE = frozenset({"path", "method", "tier"})
-"""Key parts that identify no client."""
+"""Key parts that never identify a client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
 """Key parts that are never shown in full."""
 _SHOWN = 3
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def shown(label: str, value: str, names: Names = "masked") -> str:
-    """Value of a key's part for display; empty if names are off."""
+    """Return the value of a key part for display; empty if ``names`` is off."""
     if names == "off":
         return ""
     is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
@@ -113,15 +113,14 @@ _ELSEWHERE = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""Suggestions for names that similarity would not find."""
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 
 _MOST = 100
-"""Up to this many names, all are listed."""
+"""Maximum of names that are all listed."""
 
 _LONG = 5
-"""Shortest part that suggests a name: ``socket_timeout`` for ``timout``."""
+"""Length from which a part of a name suggests it: ``socket_timeout`` for ``timout``."""
 
 
 def meant(name: object, known: Iterable[str]) -> str | None:
@@ -145,7 +144,7 @@ def _letters(name: object) -> str:
 
 
 def _nearness(wrong: str, known: str) -> tuple[int, float, int]:
-    """Return the letters in common, then their order, then the distance in the alphabet.
+    """Similarity of two names.
 
     ``qpn`` and ``qmp`` suggest ``qpm``; ``pth`` suggests ``path``, not ``qph``.
     """
@@ -164,7 +163,7 @@ def expected_of(name: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 class _Lacking:
-    """A name that doesn't exist: access raises an error with the alternative."""
+    """A name that doesn't exist here. Access raises an error that shows the alternative."""
 
     def __init__(self, of: str, name: str, instead: str) -> None:
         self._said = f"{of} has no {name!r}, expected {instead}"
@@ -175,7 +174,7 @@ class _Lacking:
 
 
 def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
-    """Decorate a class with names of other libraries, each with its alternative. Hidden from type checkers and ``dir``."""
+    """Add names of other libraries to a class, each with its alternative. Hidden from type checkers and ``dir``."""
 
     def decorate(kind: Kind) -> Kind:
         for name, cure in instead.items():
@@ -187,7 +186,7 @@ def lacking(of: str, instead: Mapping[str, str]) -> Callable[[Kind], Kind]:
 
 
 def not_of(module: str, instead: Mapping[str, str]) -> Callable[[str], NoReturn]:
-    """Return a module's ``__getattr__`` (PEP 562) for such names."""
+    """Return a module's ``__getattr__`` (PEP 562) for names of other libraries."""
 
     def missing(name: str) -> NoReturn:
         if name in instead:

@@ -1,6 +1,6 @@
 """Metrics of gates, limiters and rules, as integers that only increase.
 
-Counting needs no lock: CPython with a GIL switches threads only at calls and backward jumps.
+Counting needs no lock, because CPython with a GIL switches threads only at calls and backward jumps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ USUAL: Final = frozenset(
     }
 )
 _RARE: Final = frozenset(_REQUESTS) - USUAL
-"""Labels without an initial series."""
+"""Labels whose series start with their first request."""
 
 BOUNDS: Final = instruments.RULE_UTILIZATION.bounds
 _BUCKETS: Final = len(BOUNDS) + 1
@@ -90,15 +90,14 @@ ADMITTED, REFUSED, SHADOW_REFUSED, COUNTS = 0, 1, 2, 3
 """Positions in a rule's values; the histogram starts at `COUNTS`."""
 SUMS = COUNTS + _BUCKETS
 TINY: Final = 1e-9
-"""Subtracted from a share, so that rounding can't raise it above a bound."""
+"""Subtracted from a share, so that rounding errors don't raise it above a bound."""
 _RULE_OUTCOMES: Final = get_args(instruments.RuleOutcome)
 
 LIMITER = "(limiter)"
-"""Not a valid rule name."""
 
 
 def outweighs(outcome: Outcome, other: Outcome) -> bool:
-    """True if an outcome supersedes another one of a request."""
+    """True if an outcome replaces another outcome of the same request."""
     return _WEIGHT[outcome] >= _WEIGHT[other]
 
 
@@ -110,9 +109,8 @@ class RuleSeries(Series):
         super().__init__([0] * SUMS + [0.0] * _BUCKETS, decisions, [(instruments.RULE_UTILIZATION, (name, tier))])
         self.labels: tuple[str, str] = name, tier
         self.clients: Clients | None = clients
-        """None outside a fleet."""
+        """Clients that used the rule; None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
-        """As written."""
         self.is_shadow = False
         self.waiting: list[int] = [0]
         self._windows: dict[str, int] = {}
@@ -139,7 +137,7 @@ class RuleSeries(Series):
             self.shed = ShedSeries(self.labels, places)
 
     def count(self, outcome: int, share: float) -> None:
-        """Count a decision. ``share`` is the used share of the fullest window."""
+        """Count a decision. ``share`` is the utilization of the fullest window."""
         values, bucket = self.values, bisect_left(BOUNDS, share)
         values[outcome] += 1
         values[COUNTS + bucket] += 1
@@ -170,7 +168,7 @@ class Held(Protocol):
 
 
 class Counts:
-    """``tally`` collects clients for the fleet; without observers, it counts requests later."""
+    """Counts of a gate. ``tally`` collects clients for the fleet, and without observers also counts requests."""
 
     def __init__(self, tally: Tally | None = None, *, defers: bool = False) -> None:
         self.tally = tally
@@ -206,7 +204,7 @@ class Counts:
         return list(self._rules.values())
 
     def rule(self, rule: Rule) -> RuleSeries:
-        """Return the metrics of a rule. They continue if the rule is redefined."""
+        """Return the metrics of a rule. A redefined rule keeps its metrics."""
         series = self.named(rule.name, rule.tier or DEFAULT_TIER)
         series.take(rule)
         return series
@@ -278,7 +276,7 @@ def count_decision(decision: Decision, rows: Callable[[Charge], RuleSeries | Non
 
 
 def count_buckets(buckets: Iterable[tuple[BucketReading, RuleSeries | None]], *, is_charged: bool, is_allowed: bool) -> None:
-    """Count a decision for charged rules and those without room."""
+    """Count a decision, both for charged rules and for rules without room."""
     found: dict[RuleSeries, tuple[int, float]] = {}
     for bucket, row in buckets:
         if row is None:
@@ -321,7 +319,6 @@ class ReloadStats:
         self.rejected: int = 0
         self.was_ok: bool = True
         self.error: str | None = None
-        """Error of the last load."""
         self.at: float = time.time()
         """Unix seconds."""
 

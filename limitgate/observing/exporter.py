@@ -25,7 +25,6 @@ NAMES = {
     "prometheus": ("limitgate.prometheus", "PrometheusObserver"),
     "opentelemetry": ("limitgate.opentelemetry", "OpenTelemetryObserver"),
 }
-"""Imported on use."""
 
 
 @runtime_checkable
@@ -83,7 +82,8 @@ Gauge = tuple[Instrument, tuple[str, ...], float]
 class Series:
     """Counters and histograms of one subject, which only increase.
 
-    ``values`` has a number per counter, and per histogram its counts, then its sums. Series with ``rare`` labels start late.
+    ``values`` has a number for each counter, then the counts and the sums of each histogram. Series with ``rare`` labels start
+    when they change.
     """
 
     __slots__ = ("counters", "histograms", "rare", "values")
@@ -118,7 +118,7 @@ class Series:
 
 class Metrics(Protocol):
     def series(self) -> Iterable[Series]:
-        """Yield the same objects each time, and new ones."""
+        """Yield all series. Later calls yield the same objects, and new ones."""
 
     def gauges(self) -> Iterable[Gauge]: ...
 
@@ -130,7 +130,7 @@ class _Exported:
         self._values: dict[Series, Sequence[Any]] = {}
         self._gauges: dict[Name, float] = {}
         self._inherited: list[Series] = []
-        """Exported once with 0 in a forked child; the parent exports the rest."""
+        """Series of the parent. A forked child exports them once with 0, because the parent exports their values."""
         self._failed = Once(Diagnosis.OBSERVER_FAILED)
 
     def attach(self, metrics: Metrics, owner: object) -> None:
@@ -291,7 +291,7 @@ class CallSeries(Series):
         super().__init__(values, histograms=[(instruments.STORE_DURATION, (store, result)) for result in _RESULTS])
 
     def note(self, result: Result | StoreFault, seconds: float) -> None:
-        """Note a call. An overload of this process isn't one."""
+        """Note a call. An overload of this process isn't a call."""
         if result != "overload":
             place = _CALL_STARTS[result] + bisect_left(_CALL_BOUNDS, seconds)
             self.values[place] += 1

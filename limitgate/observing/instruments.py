@@ -12,7 +12,7 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.overload.shedding import Refusal
 
 Outcome = Literal["unlimited", "admitted", "shadow_refused", "delayed", "failed_open", "refused", "failed_closed"]
-"""A later outcome of other gates or limits replaces an earlier one."""
+"""Outcome of a request. An outcome of a later gate or limit replaces an earlier one."""
 RuleOutcome = Literal["admitted", "refused", "shadow_refused"]
 Result = Literal["ok", "timeout", "connection", "oom", "reply"]
 Kind = Literal["counter", "gauge", "up_down", "histogram"]
@@ -36,7 +36,7 @@ class Instrument:
 
     @property
     def prometheus_name(self) -> str:
-        """Name in Prometheus, equal to that of the OpenTelemetry exporter."""
+        """Name in Prometheus, as the OpenTelemetry exporter would write it."""
         seconds = "_seconds" if self.unit == "s" else ""
         return self.name.replace(".", "_") + seconds + ("_total" if self.kind == "counter" else "")
 

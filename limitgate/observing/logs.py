@@ -1,6 +1,7 @@
 """Logs of refusals, without floods, and of changed limits and bans.
 
-A bucket logs its first refusal, and a line after a quiet period. The audit log has fields for JSON, at level INFO.
+An episode of a bucket logs the first refusal, and a summary after a quiet period. The audit log has fields for JSON, at level
+INFO.
 """
 
 from __future__ import annotations
@@ -50,13 +51,12 @@ class _Episode:
         self.is_told = False
         """True if the beginning was logged."""
         self.who = ""
-        """The client with a leading blank, or empty."""
 
 
 class Episodes:
     """Episodes of one gate: at most ``per_minute`` lines, then the number of suppressed ones.
 
-    Refusals have Unix µs of the store; ``clock`` is monotonic, in seconds.
+    Refusals have the store's time in Unix µs; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = monotonic) -> None:
@@ -179,7 +179,7 @@ def _log(lines: list[_Line]) -> None:
 def audited(
     flow: Generator[Any, Any, T], action: str, name: Callable[[], str], reason: str | None, **facts: object
 ) -> Generator[Any, Any, T]:
-    """Run a flow and log its change to ``name``."""
+    """Run a flow, then log its ``action`` on ``name``."""
     result = yield from flow
     if audit_log.isEnabledFor(logging.INFO):
         target, by = name(), somebody()
@@ -189,7 +189,6 @@ def audited(
 
 
 def rules_changed(source: str, changes: str) -> None:
-    """Log a change of rules, whose author is unknown."""
     fields = _fields("rules", source, None, None, {"changes": changes})
     audit_log.info("rules read again from %s: %s", source, changes, extra=fields)
 

@@ -15,9 +15,7 @@ from limitgate.observing.counts import ADMITTED, BOUNDS, COUNTS, REFUSED, SHADOW
 _Count = Callable[[Sequence[State]], None]
 _CountMany = Callable[[Sequence[Sequence[State]]], None]
 _Window = tuple[int, int, int]
-"""Position, charged ticks, capacity."""
 _Shape = tuple[tuple[int, tuple[int, ...]], ...]
-"""Per rule: positions of outcome and windows."""
 
 _SOURCE = """
 def make({constants}):
@@ -64,7 +62,7 @@ for place, bound in bounds:
     if end == number:
         break
 """
-"""Sorting a batch of shares once takes half as long as searching for each."""
+"""Sorts a batch of shares once, which takes half as long as a search for each."""
 _PLACED_BOUNDS = tuple([(COUNTS + place, bound) for place, bound in enumerate((*BOUNDS, float("inf")))])
 
 

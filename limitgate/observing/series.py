@@ -20,7 +20,6 @@ from limitgate.rules.rule import Rule, RuleSet
 _OUTCOMES: Final = len(RULE_DECISIONS.values["outcome"])
 _HISTOGRAM: Final = len(RULE_UTILIZATION.bounds) + len(("infinity", "sum", "count"))
 _ADAPTIVE: Final = prod(map(len, RULE_SHED.values.values())) + len((RULE_ADAPTIVE_LIMIT, RULE_ADAPTIVE_BASE))
-"""Number of series of an adaptive rule, without gauges."""
 
 
 def count_series(rules: RuleSet) -> int:
@@ -34,7 +33,7 @@ def _gauges(rule: Rule) -> int:
 
 
 def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
-    """Return the counts by period; of equal periods, the lowest count."""
+    """Return the count for each period. If periods are equal, the lowest count."""
     windows: dict[str, int] = {}
     for limit in limits:
         window = (limit.unit or f"{limit.period}s") if limit.period else "at_once"
@@ -43,7 +42,7 @@ def windows_of(limits: Iterable[Limit]) -> dict[str, int]:
 
 
 def written(rules: RuleSet) -> dict[tuple[str, str], Rule]:
-    """Return the rules with metrics, by labels."""
+    """Return the rules that have metrics, by their labels."""
     of_tiers = rules.tiers.values()
     return {(rule.name, rule.tier or DEFAULT_TIER): rule for of_tier in of_tiers for rule in of_tier if not rule.exempt}
 

@@ -32,7 +32,7 @@ def in_memory(body: object) -> bool:
 
 
 def kept(response: HTTPResponse) -> HTTPResponse:
-    """Read a refusal's body, which frees its connection. Drop a body that is too long, late or broken."""
+    """Read a refusal's body, which frees the connection. A body that is too long, late or broken is dropped."""
     body = _read(response)
     if body is None or not _is_readable(_with(response, body)):
         lost = _with(response, b"")
@@ -81,7 +81,7 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
 
 
 def _is_read(response: HTTPResponse) -> bool:
-    """Return True at the end of a body, which has no empty read if its length is known."""
+    """Return True at the end of a body."""
     return response.closed and not len(getattr(response, "_decoded_buffer", b""))
 
 

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from limitgate.outbound.response_fields import Field
 
 Flow = Generator[Any, Any, Any]
-"""Yields results of a library or a limiter, or awaitables."""
+"""Yields results of a library or of a limiter, or awaitables."""
 
 
 class Target(NamedTuple):
     body: bytes | None
-    """None if not in memory."""
+    """None if the body isn't in memory."""
     path: str
     field: Field
 
 
 class Reading:
-    """``feed`` takes each chunk; ``end`` returns a flow for the end."""
+    """Calls ``feed`` with each chunk. ``end`` returns a flow to run at the end."""
 
     def __init__(self, feed: Callable[[bytes], None], end: Callable[[], Flow]) -> None:
         self.feed = feed

@@ -30,7 +30,7 @@ BUCKETS = 10
 """Buckets of the window. A longer window would detect recovery later."""
 WINDOW_S = BUCKETS * BUCKET_S
 LEAST = 10
-"""Requests in the window before any is refused."""
+"""Minimum of requests in the window before one is refused."""
 MOST = 0.95
 """Maximum probability of a refusal; the other requests detect recovery."""
 
@@ -73,7 +73,7 @@ class AdaptiveThrottle:
         return True
 
     def count(self, now: float, *, accepted: bool) -> None:
-        """Count a request. A slightly late one counts in the newest bucket."""
+        """Count a request. A slightly late request counts in the newest bucket."""
         bucket = self._newest(now)
         bucket.requests += 1
         bucket.accepts += accepted
@@ -93,13 +93,13 @@ class AdaptiveThrottle:
 
 class Refusal(NamedTuple):
     retry_after: int
-    """Randomized seconds."""
+    """Seconds, randomized."""
     limit: int = 0
-    """Limit in flight if it is full; 0 if the host accepts too few requests."""
+    """The limit on requests in flight, if reached; 0 if the host accepts too few requests."""
 
 
 def outcome_of(method: str | None, status: int, content_type: str | None) -> Outcome:
-    """Classify when headers arrive: the body's duration depends on the reader."""
+    """Classify a response by its headers, because the reader determines how long the body takes."""
     if status in (429, 503):
         return "failed"
     is_head, is_stream = (method or "").upper() == "HEAD", (content_type or "").lower().startswith("text/event-stream")
@@ -159,7 +159,7 @@ class HostLoad:
     def end(self, place: Place | None, outcome: Outcome, *, is_accepted: bool | None) -> None:
         """End a request; ``is_accepted`` is None if the host didn't decide.
 
-        Takes no lock: the garbage collector may call this.
+        Takes no lock, because the garbage collector may call this.
         """
         self._ended.append(_Ended(waiting.monotonic(), place, outcome, is_accepted))
 
@@ -180,7 +180,7 @@ class HostLoad:
         return now
 
     def _logged(self, refusal: Refusal) -> Refusal:
-        """Log a first refusal, without holding the lock: the log handler may send to this host."""
+        """Log a first refusal. Don't hold the lock, because a log handler may send to this host."""
         now, before = waiting.monotonic(), self._refused_at
         self._refused_at = now
         if now - before > WINDOW_S:

@@ -59,7 +59,7 @@ Inner = TypeVar("Inner")
 
 
 def host(request: AnyRequest) -> str:
-    """The default key: the host of a request, with a non-default port."""
+    """Return the default key: the host of a request, with a non-default port."""
     name: str = request.url.netloc.decode("ascii").lower()
     # A trailing dot doesn't change the host.
     return name.replace(".:", ":").removesuffix(".")
@@ -135,7 +135,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     def handle_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`: this is for ``AsyncClient``. `ConfigError` for the other library."""
+        """Raise `TypeError`, because this is for ``AsyncClient``. `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __enter__ = handle_request
@@ -193,7 +193,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     async def handle_async_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`: this is for ``Client``. `ConfigError` for the other library."""
+        """Raise `TypeError`, because this is for ``Client``. `ConfigError` for the other library."""
         raise self._wrong_client(request)
 
     __aenter__ = handle_async_request
@@ -262,10 +262,10 @@ class _Outbound(Transport):
             ConnectionError,
             TimeoutError,
         )
-        """Errors without a response. Third-party transports raise builtin ones."""
+        """Errors without a response. Third-party transports raise builtin errors."""
 
     def is_unanswered(self, error: BaseException) -> bool:
-        """True if there was no response, except for a full connection pool."""
+        """True if there was no response. A full connection pool doesn't count."""
         return isinstance(error, self._unanswered) and not isinstance(error, self._library.PoolTimeout)
 
     def repeatable(self, request: Any) -> bool:
@@ -400,12 +400,11 @@ class _SyncOutbound(_Outbound, throttle.SyncTransport):
 
 
 def _content(response: Any) -> bytes:
-    """Return the decoded body of a closed response; empty if the transport read it without keeping it."""
     return getattr(response, "_content", b"")
 
 
 class _Along:
-    """A stream that LimitGate reads as the application does, sync or async."""
+    """A stream, sync or async: LimitGate reads the chunks that the application reads."""
 
     def __init__(self, stream: Any, reading: Reading) -> None:
         self._stream = stream
@@ -443,7 +442,6 @@ def _along(stream: type) -> Any:
 
 @contextmanager
 def _reading_briefly(request: Any) -> Iterator[None]:
-    """Shorten the read timeout for a refusal's body."""
     timeouts = request.extensions.get("timeout", {})
     request.extensions["timeout"] = {**timeouts, "read": min(timeouts.get("read") or LONGEST_READ, LONGEST_READ)}
     try:
@@ -453,7 +451,7 @@ def _reading_briefly(request: Any) -> Iterator[None]:
 
 
 def _deadline(response: Any) -> AbstractContextManager[None]:
-    """Stop reading an HTTP/1 response in time; HTTP/2 connections are shared."""
+    """Stop reading an HTTP/1 response in time. HTTP/2 connections are shared."""
     stream = response.extensions.get("network_stream")
     line = stream.get_extra_info("socket") if stream and response.http_version.startswith("HTTP/1") else None
     return shut_after(LONGEST_READ, line.fileno()) if line else nullcontext()

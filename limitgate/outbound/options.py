@@ -40,7 +40,6 @@ class ClientOptions(TypedDict, total=False):
 
 class CheckedOptions(NamedTuple):
     timeout: float
-    """Infinite for no maximum."""
     on_error: OnError
     longest_pause: float
     strict: bool
@@ -49,7 +48,7 @@ class CheckedOptions(NamedTuple):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> CheckedOptions:
-        """Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
+        """Check options. Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
         unknown = given.keys() - ClientOptions.__annotations__.keys()
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
@@ -82,14 +81,14 @@ def _is_seconds(value: object) -> TypeGuard[float]:
 
 
 SHARE = 10
-"""If a count is too high for a log, the burst is the count divided by this."""
+"""If a count is too high for a sliding log, the burst is the count divided by this."""
 
 
 def strict(limit: Limit | str) -> Limit:
     """Return a limit that never admits more than the count in any period.
 
-    The result is a ``sliding_log``. With a burst or a high count, it is ``gcra`` at a lower rate: N - B + 1 per period, for
-    a count N and a burst B. Raises `ConfigError` for an impossible burst or algorithm.
+    The result is a ``sliding_log``. If the count N is high or there is a burst B, it is ``gcra`` at a lower rate: N - B + 1 per
+    period. Raises `ConfigError` for an impossible burst or algorithm.
     """
     given = as_limit(limit)
     if given.says_algorithm or given.borrow:

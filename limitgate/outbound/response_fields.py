@@ -21,13 +21,13 @@ LONGEST = 366 * 86_400.0
 MOST_READ = 4096
 """Longer fields are ignored."""
 _SKEW = 2.0
-"""Seconds: ``Date`` has whole seconds and a delay."""
+"""Tolerated difference in seconds, because ``Date`` has whole seconds and a delay."""
 _IS_TIME = 1_000_000_000
-"""A number of at least this is Unix time, not a wait."""
+"""A number from this on is Unix time, not a wait."""
 _IS_MILLISECONDS = 1_000_000_000_000
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _VALUE = re.compile(r"\s*(?:(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*\s*,)?[^,]+", re.IGNORECASE)
-"""A list item. Two of HTTP's three date formats contain a comma."""
+"""An item of a list. Two of HTTP's three date formats contain a comma."""
 _COUNTS = (
     ("ratelimit-remaining", "ratelimit-reset"),  # Drafts before 07, in seconds.
     ("x-ratelimit-remaining", "x-ratelimit-reset-after"),
@@ -109,7 +109,7 @@ def _exhausted(field: Field, now: float) -> float | None:
 def _policies(value: str) -> list[tuple[int, int | None]]:
     """Return remaining requests and seconds until reset per policy; empty if malformed.
 
-    Drafts since 08 use a list, ``"name";r=0;t=5``, draft 07 a dictionary, ``limit=10, remaining=0, reset=5``.
+    Drafts since 08 use a list: ``"name";r=0;t=5``. Draft 07 uses a dictionary: ``limit=10, remaining=0, reset=5``.
     """
     raw = value.encode("latin-1", "replace")
     for kind, read in (("list", _items), ("dictionary", _members)):
@@ -169,6 +169,6 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Return the seconds until a time by the service's clock, or by this one if both agree or ``Date`` is missing."""
+    """Return the seconds until a time by the service's clock, or by the local clock if both agree or ``Date`` is missing."""
     theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
     return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)

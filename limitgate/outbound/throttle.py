@@ -54,11 +54,11 @@ LONGEST_READ = 1.0
 """Seconds for a refusal's body."""
 REMEMBERED = 10_000
 _SHORT = 260
-"""Longest key that isn't hashed: a host and port (RFC 1035, section 2.3.4)."""
+"""Keys up to this length aren't hashed: a host and port (RFC 1035, section 2.3.4)."""
 _HEARD = 1.0
-"""Seconds between polls for pauses of other processes."""
+"""Seconds between checks for pauses of other processes."""
 _ROUNDING = 2.0
-"""Seconds: services round up, and clocks differ."""
+"""Tolerance in seconds, because services round up and clocks differ."""
 _LONGEST_BACKOFF = 60.0
 
 _log = logging.getLogger("limitgate.outbound")
@@ -100,11 +100,11 @@ class Transport(ABC):
         """Let a budget read the body: now if it is in memory, otherwise while the application reads it."""
 
     def is_unsent(self, error: BaseException) -> bool:
-        """True for an error before sending."""
+        """True if the error occurred before sending."""
         return False
 
     def refused(self, request: Any, error: RateLimited) -> Any:
-        """Return a 429 for an unsent request, or raise ``error``."""
+        """Return a 429 for a request that wasn't sent, or raise ``error``."""
         raise error
 
     @abstractmethod
@@ -166,7 +166,7 @@ _by_method: list[Callable[[Any], bool]] = []
 
 
 def by_method(repeatable: Callable[[T], bool]) -> Callable[[T], bool]:
-    """Mark a default for ``repeatable``. With a budget, all requests are repeated, because a refused one had no effect."""
+    """Mark a default for ``repeatable``. Under a budget, all requests are repeated, because a refused request has no effect."""
     _by_method.append(repeatable)
     return repeatable
 
@@ -177,7 +177,7 @@ def is_idempotent(method: str, fields: Iterable[str]) -> bool:
 
 
 class ClientThrottle(Generic[Request, Kind]):
-    """Throttle of a client. Without ``limits``, only the service's fields apply.
+    """Throttle of a client. Without ``limits``, it only obeys the service's fields.
 
     ``limiter`` is of class ``kind``, or a URL. ``options`` are `ClientOptions`. Raises `ConfigError`, `TypeError`.
     """
@@ -211,7 +211,7 @@ class ClientThrottle(Generic[Request, Kind]):
         self._local: Kind = kind(MemoryStore())
         self._are_configured = any(isinstance(limit, Configured) for limit in limits)
         self._local_limits: tuple[Limit | str | Configured, ...] = () if self._are_configured else limits
-        """The last limits read from the store."""
+        """Last limits that were read from the store."""
         self._options = checked
         self._budget = options.get("budget")
         if self._budget is not None and not callable(getattr(self._budget, "exchange", None)):
@@ -226,11 +226,11 @@ class ClientThrottle(Generic[Request, Kind]):
         self._repeatable = repeatable
         self._loads = HostLoads(checked.adaptive, throttles=checked.throttle) if checked.adaptive or checked.throttle else None
         self._look_at: dict[str, float] = {}
-        """Next poll, by key."""
+        """Time of the next check, by key."""
         self._paused: dict[str, float] = {}
-        """Monotonic ends, by key."""
+        """End of each key's pause, in monotonic seconds."""
         self._empty: dict[str, float] = {}
-        """By key, when an empty local bucket is full."""
+        """Time when each key's empty local bucket is full."""
         throttles.add(self)
 
     @property
@@ -337,7 +337,7 @@ class ClientThrottle(Generic[Request, Kind]):
     def _turn(  # noqa: PLR0917 - one call, in the order of its use
         self, transport: Transport, key: str, deadline: float, refused: Any, load: HostLoad | None, spending: Any
     ) -> Flow:
-        """Wait for a turn that isn't within a pause. ``refused`` is the previous refusal."""
+        """Wait for a turn outside of pauses. ``refused`` is the previous refusal."""
         if load is not None and (refusal := load.refusal()) is not None:
             self._refuse(refusal, refused)
         while True:
@@ -451,7 +451,7 @@ throttles: WeakSet[ClientThrottle[Any, Any]] = WeakSet()
 
 
 def _pause(answer: Answer, full_in: float) -> float:
-    """Return the pause. If the service's bucket is full within ``full_in`` seconds, turns are already spaced."""
+    """Return the pause; 0 if the service's bucket is full within ``full_in`` seconds, because turns have this distance."""
     if answer.refused:
         return answer.pause or _backoff(1)
     is_known = answer.exhausted is not None and answer.exhausted <= full_in + _ROUNDING
@@ -481,7 +481,7 @@ def banned_for(decision: Decision) -> float:
 
 
 def _short(key: str) -> str:
-    """Shorten a key, because a service can choose keys by redirects."""
+    """Shorten a key, because a service can choose long keys by redirects."""
     # The limiter rejects other types.
     if isinstance(key, str) and len(key) > _SHORT:
         return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -500,7 +500,7 @@ def _remember(times: dict[str, float], key: str, until: float) -> None:
 
 @contextmanager
 def shut_after(seconds: float, fileno: int) -> Iterator[None]:
-    """Shut a socket down after ``seconds``, because socket timeouts apply to each read."""
+    """Shut down a socket after ``seconds``, because socket timeouts only apply to single reads."""
     with socket.fromfd(fileno, socket.AF_INET, socket.SOCK_STREAM) as line:
         timer = Timer(seconds, _shut, [line])
         timer.daemon = True

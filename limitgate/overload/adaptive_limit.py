@@ -17,24 +17,24 @@ from limitgate.overload.options import Adaptive
 from limitgate.overload.shedding import PriorityLevel, RecentShare, Refusal, Thinning, WaitingLine, retry_after_s
 
 Outcome = Literal["ok", "failed", "untaught"]
-"""``ok``: its duration is a sample. ``failed``: timeout, disconnect, 503. ``untaught``: not a sample, such as a stream, HEAD,
+"""``ok``: its duration is a sample. ``failed``: timeout, disconnect or 503. ``untaught``: not a sample, such as a stream, HEAD,
 304, or an error before the handler.
 """
 
 WINDOW_S = 0.1
 WINDOW_REQUESTS = 25
-"""Requests of a window, unless it lasts `WINDOW_MOST_S`: with fewer, noise looks like a queue."""
+"""Requests in a window, unless `WINDOW_MOST_S` is over: with fewer requests, noise looks like a queue."""
 WINDOW_MOST_S = 1.0
 IDLE_S = 1.0
-"""Seconds without a request that discard a window."""
+"""A window is discarded after this many seconds without a request."""
 TICK_S = 0.1
 STUCK_S = 60.0
 STUCK_BASES = 10
-"""If no request ends for `STUCK_S` or this many R0 while others are refused, all in flight count as lost, so that stuck work
-can't block the process.
+"""If no request ends for `STUCK_S` or this many R0 while others are refused, all requests in flight count as lost. Otherwise,
+stuck work could block the process.
 """
 SMALL_LIMIT = 16
-"""Up to this limit there are no dips for requests faster than half of ``delay``, because errors of R0 are harmless."""
+"""At limits up to this one, fast requests (less than half of ``delay``) cause no dips, because errors of R0 are harmless."""
 
 
 class Guard(Protocol):
@@ -46,14 +46,13 @@ class Permit:
     # Without an `__init__`, which would take as long as the rest of `begin`.
     __slots__ = ("began", "came", "client", "era", "priority", "request_class")
     came: float
-    """Set only if it waited."""
+    """Time when a waiting request got its permit."""
     began: float | None
-    """None while it waits and after its end."""
+    """None while the request waits, and after its end."""
     request_class: Hashable
     client: Hashable
     priority: Priority
     era: object
-    """The limit's era when the request began."""
 
     @property
     def waits(self) -> bool:
@@ -71,10 +70,10 @@ class Served(NamedTuple):
 
 
 class AdaptiveLimit:
-    """Limit on requests in flight of some work, with all it has learned. Not thread-safe.
+    """Limit on requests in flight, learned from their durations. Not thread-safe.
 
-    ``now`` is monotonic seconds; ``wall_offset`` converts it. ``reserve`` is for higher priorities, ``max_delay`` the longest
-    wait in seconds.
+    ``now`` is monotonic seconds, which ``wall_offset`` converts to Unix time. ``reserve`` is for higher priorities, and
+    ``max_delay`` is the longest wait in seconds.
     """
 
     # At most 29 attributes: Python 3.11 keeps more of them in a dictionary, which is slower.
@@ -88,11 +87,11 @@ class AdaptiveLimit:
         max_delay: float = 0.0,
     ) -> None:
         self.in_flight: int = 0
-        """Requests in flight, except lost ones."""
+        """Number of requests in flight, without lost ones."""
         self.limit: int = options.start
         """The limit outside of dips."""
         self.levels: Mapping[Priority, PriorityLevel] = {priority: PriorityLevel(priority) for priority in RESERVES}
-        """Highest first."""
+        """By priority, highest first."""
         self._baselines = Baselines()
         self._law = LittlesLaw(options)
         self._wall_offset = wall_offset
@@ -102,13 +101,13 @@ class AdaptiveLimit:
         self._line: WaitingLine[Permit] | None = None
         self._displaced: list[Permit] = []
         self._idle: dict[Permit, float] = {}
-        """Requests that wait for their clients, and when they lose their permits."""
+        """Requests that wait for their clients, and the time when they lose their permits."""
         self._idle_due = math.inf
-        """Lower bound of these times."""
+        """Lower bound of the times in `_idle`."""
         self._top = 0
         self._due = self._last_done = self._moved_at = -math.inf
         self._era = object()
-        """Changes when requests count as lost. Permits of other eras end without effect."""
+        """Replaced when all requests count as lost. Permits of an earlier era end without effect."""
         self._open_window(0.0)
         self.reconfigure(options, reserve=reserve, max_delay=max_delay)
 
@@ -147,7 +146,8 @@ class AdaptiveLimit:
     ) -> Permit | Refusal:
         """Begin a request, or return why it is refused. A permit may have to wait, see `serve`.
 
-        Requests of one ``request_class``, such as a route, take about equally long. ``guard`` is the event loop's, if any.
+        Requests of one ``request_class``, such as a route, take about equally long. ``guard`` belongs to the event loop, if
+        any.
         """
         if now >= self._due:
             self._tick(now)
@@ -207,7 +207,7 @@ class AdaptiveLimit:
             self._close_window(now)
 
     def idle(self, permit: Permit, until: float) -> None:
-        """A request that waits for its client loses its permit from ``until`` on. Thread-safe."""
+        """Note that a request waits for its client. From ``until`` on, it has no permit. Thread-safe."""
         self._idle[permit] = until
         self._idle_due = min(self._idle_due, until)
 
@@ -224,7 +224,7 @@ class AdaptiveLimit:
     def serve(self, now: float) -> Served:
         """Return waiting requests that begin now, and those that waited too long.
 
-        With a ``max_delay``, call it when a request ends or starts to wait, and at `due_at`.
+        With a ``max_delay``, call this when a request ends or starts to wait, and at `due_at`.
         """
         if self._line is None:
             return Served([], [])
@@ -243,13 +243,13 @@ class AdaptiveLimit:
         return Served(called, gave_way)
 
     def due_at(self, now: float) -> float:
-        """When `serve` is due; infinite without waiters."""
+        """Return when `serve` is due; infinite without waiting requests."""
         if not self._line:
             return now if self._displaced else math.inf
         return now if self._displaced else min(self._line.due_at(now), self._idle_due)
 
     def retry_after_s(self, random: Callable[[], float]) -> int:
-        """Randomized whole seconds, more after more refusals. ``random`` is in [0, 1)."""
+        """Return randomized whole seconds, which grow with the refusals. ``random`` is in [0, 1)."""
         return retry_after_s(self._recent.of(*self._totals()), random)
 
     def _note_end(self, permit: Permit, took_s: float, now: float, outcome: Outcome) -> None:
@@ -363,7 +363,7 @@ class AdaptiveLimit:
         self._pace_line()
 
     def _failed_of_many(self) -> int:
-        """Return the failed requests, without those of the worst client if there are others."""
+        """Return the failed requests. Among many clients, the one with the most failures doesn't count."""
         most = max([number for client, number in self._failed_by.items() if client is not None], default=0)
         return self._failed - most if most and self._baselines.have_many_clients else self._failed
 
@@ -404,7 +404,7 @@ class AdaptiveLimit:
             self._thin()
 
     def _give_up(self, now: float) -> None:
-        """Declare requests in flight lost. They give no samples."""
+        """Declare all requests in flight lost. They are no samples."""
         self.in_flight = 0
         self._era = object()
         self._moved_at = now

@@ -1,8 +1,8 @@
 """Baselines: the unloaded duration R0 of a request class, and dips of the limit that reveal it. Pure.
 
-Faster requests lower a baseline. It rises only by measurements without a local queue, at most fourfold in ten minutes, so that
-it doesn't follow the load. A fall without load is reversible for ten minutes unless a dip confirms it. A client with many
-requests has its own baseline.
+Faster requests lower a baseline. A baseline rises only by measurements without a local queue, at most fourfold in ten minutes,
+so that it doesn't follow the load. For ten minutes, a fall without load can be reversed, if no dip confirms it. A client with
+many requests has its own baseline.
 
 All processes dip at the same multiples of five seconds of the wall clock, so that they don't measure each other's queues.
 """
@@ -15,16 +15,16 @@ from collections.abc import Hashable
 FIRST = 10
 """Number of requests that make a class's first baseline."""
 MOST_CLASSES = 1000
-"""The least used one is dropped."""
+"""Maximum of classes. The least used class is dropped."""
 MEMORY_S = 600.0
-"""Memory in seconds: at least this, at most twice as much."""
+"""Measurements are remembered for this many seconds, or up to twice as long."""
 MAX_STEP = 2.0
 MAX_DRIFT = 4.0
 FEW = 3
-"""The mean of n has weight n/(n + 3)."""
+"""A new mean of n requests has weight n/(n + 3)."""
 QUIET_WEIGHT = 0.1
 RECENT = 64
-"""Number of requests that determine frequent clients; after it, counts are halved."""
+"""Number of requests by which frequent clients are found. Then the counts are halved."""
 MANY = 4
 """A client is frequent if it sends more than a fourth of the recent requests."""
 SEVERAL = 3
@@ -39,7 +39,7 @@ class Baseline:
     def __init__(self) -> None:
         self.mean_s: float = 0.0
         self.known: int = 0
-        """Known samples, up to `FIRST`."""
+        """Number of samples, up to `FIRST`."""
         self.count: int = 0
         self.seconds: float = 0.0
         self._least = self._least_before = math.inf
@@ -78,7 +78,7 @@ class Baseline:
         self.mean_s += QUIET_WEIGHT * (min(self.seconds / self.count, self._known_s) - self.mean_s)
 
     def rise_again(self, now: float) -> None:
-        """Rise towards the earlier maximum if requests are that slow again."""
+        """Rise towards the earlier maximum if requests are as slow again."""
         self._forget(now)
         self.mean_s = max(self.mean_s, min(self.seconds / self.count, self._known_s))
 
@@ -101,14 +101,13 @@ class RequestClass:
 
     def __init__(self) -> None:
         self.shared: Baseline = Baseline()
-        """Baseline of all clients except frequent ones."""
         self.uses: int = 0
         self._own: dict[Hashable, Baseline] = {}
         self._total = 0
         self.made: dict[Hashable, int] = {}
 
     def sampled(self, client: Hashable) -> Baseline:
-        """The baseline for a client, None if unknown."""
+        """Return the baseline for a client. Without a client, return the shared one."""
         self.uses += 1
         shared = self.shared
         if client is None:
@@ -125,7 +124,7 @@ class RequestClass:
         return self._begin_own(client) if makes_many else shared
 
     def _begin_own(self, client: Hashable) -> Baseline:
-        """Begin a client's baseline, in place of one without recent requests."""
+        """Begin a client's baseline. May replace the baseline of a client without recent requests."""
         if len(self._own) >= MOST_OWN:
             gone = next((each for each in self._own if each not in self.made), None)
             if gone is None:
@@ -193,24 +192,24 @@ class Baselines:
 
 EVERY_S = 5.0
 SOON_S = 0.5
-"""Seconds until the next dip after one with much faster requests, up to 4 s after the mark."""
+"""Seconds until the next dip, if the last one found much faster requests. Only until 4 s after the mark."""
 PRESSED_S = 1.0
 DEPTH = 0.7
 """Limit during a dip, as a share of the requests in flight without a queue."""
 ON_TIME_S = 0.1
-"""All processes share a dip that begins within these seconds of a mark."""
+"""All processes dip together if a dip begins within this many seconds after a mark."""
 LENGTH_S = 0.25
 LENGTH_BASES = 5
 """A dip lasts at most `LENGTH_S` or this many R0."""
 LEAST = 3
-"""Requests to learn from; with fewer, the dip lasts `GRACE_S` longer."""
+"""Minimum of requests to learn from. With fewer, a dip lasts `GRACE_S` longer."""
 GRACE_S = 0.5
 ENOUGH = 10
-"""Number of requests that end a dip, or twice its limit if that is more."""
+"""A dip ends after this many requests, or after twice its limit if that is more."""
 
 
 class Schedule:
-    """Dips by the wall clock, which may step. Each new interval of 5 s has one dip."""
+    """Dips by the wall clock, which may be changed. Each new interval of 5 s has one dip."""
 
     __slots__ = ("_mark", "_soon_mark")
 
@@ -227,7 +226,7 @@ class Schedule:
         return EVERY_S - into
 
     def begin(self, wall: float) -> bool:
-        """True if other processes dip too."""
+        """Begin a dip. Return True if all processes dip now."""
         mark, into = divmod(wall, EVERY_S)
         is_first = mark != self._mark
         self._mark, self._soon_mark = int(mark), int(wall // SOON_S)
@@ -240,9 +239,9 @@ class Dip:
     def __init__(self, now: float, base_in_flight: float, base_s: float, limit: float, *, is_shared: bool) -> None:
         self.limit: int = max(1, round(DEPTH * min(base_in_flight, limit)))
         self.is_shared: bool = is_shared
-        """All processes dip."""
+        """True if all processes dip."""
         self.clean_at: float = math.inf
-        """Time when requests in flight fell to the limit. Requests before it may have queued."""
+        """Time when the requests in flight had fallen to the limit. Earlier requests may have queued."""
         self.count: int = 0
         self._ends_at = now + max(LENGTH_S, LENGTH_BASES * base_s)
         self._enough = max(ENOUGH, 2 * self.limit)

@@ -43,7 +43,7 @@ class WaitingTask:
         self.woken: asyncio.Future[None] = self.loop.create_future()
 
     def wake(self) -> bool:
-        """False if its event loop is closed."""
+        """Wake the task. Return False if its event loop is closed."""
         try:
             self.loop.call_soon_threadsafe(self._set)
         except RuntimeError:
@@ -61,13 +61,12 @@ class WaitingTask:
 
 
 PermitWaiter = WaitingThread | WaitingTask
-"""Its methods are thread-safe."""
 
 
 class ConcurrencyLimiter:
     """Permits of one adaptive limit, shared by threads and event loops.
 
-    ``clock`` is monotonic seconds, even in frozen tests.
+    ``clock`` returns monotonic seconds, even while a test freezes time.
     """
 
     def __init__(self, terms: Terms, clock: Callable[[], float] = monotonic) -> None:
@@ -83,7 +82,7 @@ class ConcurrencyLimiter:
         self._waiters: dict[Permit, PermitWaiter] = {}
         self._timed: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self._abandoned: deque[Callable[[], None]] = deque()
-        """Actions for the next holder of the lock."""
+        """Actions that the next holder of the lock runs."""
 
     def forget(self) -> None:
         with self._lock:
@@ -102,7 +101,7 @@ class ConcurrencyLimiter:
     def begin(
         self, request_class: Hashable, priority: Priority, guard: Guard | None, waiter: Callable[[], PermitWaiter]
     ) -> Permit | None:
-        """Return a permit, which may wait, see `waiter`; None without room."""
+        """Return a permit, which may have to wait, see `waiter`. None without room."""
         clock = self._clock
         with self._lock:
             if self._abandoned:
@@ -119,7 +118,7 @@ class ConcurrencyLimiter:
         return self._waiters.get(permit)
 
     def look(self, permit: Permit) -> float:
-        """Seconds until the next check; 0 without a wait."""
+        """Return the seconds until the next check; 0 if the permit doesn't wait."""
         with self._lock:
             self._end_abandoned()
             now = self._clock()
@@ -144,7 +143,7 @@ class ConcurrencyLimiter:
     def idle(self, permit: Permit, spent_s: float) -> float:
         """Note that the request has waited for its client for ``spent_s`` seconds. Return the start of the wait.
 
-        The permit is kept for ``delay`` seconds, and then until another request needs it.
+        The request keeps its permit for ``delay`` seconds, and then until another request needs it.
         """
         now = self._clock()
         until = now + self.terms.adaptive.delay - spent_s
@@ -157,7 +156,7 @@ class ConcurrencyLimiter:
         return now
 
     def busy(self, permit: Permit, since: float) -> float:
-        """Return the seconds that it waited for its client."""
+        """Return the seconds that the request waited for its client."""
         idle_s = max(0.0, self._clock() - since)
         self.limit.busy(permit, idle_s)
         return idle_s
@@ -175,11 +174,11 @@ class ConcurrencyLimiter:
                 self.limit.done(permit, clock(), outcome)
 
     def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
-        """`end` without blocking: the garbage collector may call this."""
+        """`end` without blocking, because the garbage collector may call this."""
         self._abandon(lambda: self._end(permit, outcome))
 
     def _abandon(self, action: Callable[[], None]) -> None:
-        """Run now, or when the lock is taken next."""
+        """Run an action now, or when the lock is free."""
         self._abandoned.append(action)
         if self._lock.acquire(blocking=False):
             try:

@@ -24,45 +24,45 @@ from limitgate.process.clock import asyncio_loop, monotonic
 from limitgate.process.forking import reset_in_children
 
 EVERY_S = 0.010
-"""Heartbeat."""
+"""Seconds between heartbeats."""
 TARGET_S = 0.005
 """Tolerated lag in seconds."""
 INTERVAL_S = 0.100
-"""Lag that makes a loop hot."""
+"""A loop with more than `TARGET_S` of lag for this many seconds is hot."""
 INTERVAL_REQUESTS = 10
-"""In requests, if that takes longer."""
+"""The same as a number of requests, if they take longer."""
 BUDGET_S = 0.010
-"""Per iteration of a hot loop."""
+"""Seconds for requests per iteration of a hot loop."""
 BUDGET_REQUESTS = 2
-"""In requests, if that takes longer."""
+"""The same as a number of requests, if they take longer."""
 WAITING_S = 0.030
-"""Seconds of lag added while connections wait, because these have caused no work yet."""
+"""Seconds to add to the lag while connections wait, because they haven't caused work yet."""
 LEARNED = 0.1
-"""Weight of an iteration in the mean, which is capped at a second per request."""
+"""Weight of an iteration in the mean duration of a request."""
 RESTS_AFTER = 100
 
 
 class LagGuard:
-    """Receives heartbeats or waits. ``unaccepted`` counts connections."""
+    """Receives heartbeats or waits. ``unaccepted`` returns the number of waiting connections."""
 
     __slots__ = ("_late_since", "_quiet", "_stands", "_unaccepted", "begun", "due_at", "is_hot", "lag_s", "request_s")
 
     def __init__(self, unaccepted: Callable[[], int] = int) -> None:
         self.due_at: float = math.inf
-        """Infinite while heartbeats pause, until `start`."""
+        """Time of the next heartbeat; infinite while heartbeats pause."""
         self.is_hot: bool = False
         self.lag_s: float = 0.0
         self.request_s: float = 0.0
-        """Loop seconds per request; 0 before any lag."""
+        """Mean seconds of the loop per request; 0 before any lag."""
         self.begun: int = 0
         self._quiet = 0
         self._late_since: float | None = None
         self._unaccepted = unaccepted
         self._stands = False
-        """Connections waited at the last heartbeat, which was on time."""
+        """True if connections waited at the last heartbeat, although it was on time."""
 
     def start(self, now: float) -> float:
-        """Returns the time of the first heartbeat."""
+        """Return the time of the first heartbeat."""
         self.begun = self._quiet = 0
         self.is_hot, self._late_since = False, None
         self.due_at = now + EVERY_S
@@ -86,7 +86,7 @@ class LagGuard:
         return self.is_hot or self._late_since is not None
 
     def waited(self, now: float, wait_s: float) -> None:
-        """Note the current request's wait, as its proxy reports it."""
+        """Note how long the current request waited, as its proxy reports."""
         wait_s = max(0.0, wait_s)
         self.due_at = now - wait_s
         self._observe(now, wait_s)
@@ -113,9 +113,9 @@ class LagGuard:
 
 
 CLOCKS_S = 0.050
-"""Difference of synchronized clocks, with delay."""
+"""Tolerated difference of two synchronized clocks, and delay."""
 LASTS_S = 10.0
-"""A longer minimum wait isn't a queue."""
+"""If the minimum wait lasts longer than this, it isn't a queue."""
 
 
 class ProxyQueue:
@@ -137,9 +137,9 @@ class ProxyQueue:
 
 
 DESCRIPTORS = 256
-"""Number of descriptors to scan: servers open listening sockets first."""
+"""Number of descriptors to scan. Servers open their listening sockets first."""
 SCAN_EVERY_S = 60.0
-"""A closed socket triggers a scan."""
+"""Seconds between scans. A closed socket also triggers a scan."""
 _INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _LISTENS: Final = 10
 """First byte of `tcp_info`."""
@@ -153,7 +153,7 @@ class ListenQueue:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._sockets: list[int] = []
-        """File descriptors, perhaps reused."""
+        """File descriptors, which may be reused."""
         self._scan_at = -math.inf
 
     def __call__(self) -> int:

@@ -5,7 +5,8 @@ d = max((tolerance - 1) R0, delay):
 
     L = B + X d + 1
 
-The 1 makes equal processes converge to equal shares of a bottleneck. The limit moves only after a refusal or when reached.
+The 1 makes equal processes converge to equal shares of a bottleneck. The limit moves only after a refusal, or if the requests
+in flight reach it.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from limitgate.overload.options import Adaptive
 
 SPARE = 1.0
 SMOOTHED_S = (0.3, 3.0)
-"""Bounds of the averages' time constant, which is twice the largest R0."""
+"""Bounds of the time constant of averages. The constant is twice the largest R0."""
 DOWN = 0.4
-"""Share of the distance per window. Rises are immediate."""
+"""Share of a fall that a window makes. Rises are immediate."""
 FAILED_SHARE = 0.1
 """Share of failures that cuts the limit to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
-"""Share of the baseline that causes another dip."""
+"""If requests in a dip take less than this share of the baseline, another dip follows."""
 CUT = 0.7
-"""Factor of a cut, which must make requests faster if their queue is local."""
+"""Factor of a cut. If the queue is local, a cut makes requests faster."""
 SLOW = 1.1
-"""Factor of the allowed duration."""
+"""Requests are slow above this factor of the allowed duration."""
 STILL_SLOW = 0.85
-"""Share of the previous duration."""
+"""After a cut, requests are still slow above this share of the previous duration."""
 RAISE_EVERY_S = 30.0
-"""Seconds between such rises of baselines."""
+"""Minimum of seconds between rises of baselines after cuts."""
 QUEUE_FORMS_S = 3.0
-"""Seconds after a rise in which the limit follows the duration."""
+"""For this many seconds after a rise, the limit follows the duration."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -43,12 +44,12 @@ class Window:
     count: int = 0
     seconds: float = 0.0
     base_s: float = 0.0
-    """Duration without load."""
+    """Total duration without load."""
     untaught_s: float = 0.0
     """Duration of other requests, each capped at its unloaded duration."""
     failed: int = 0
     has_refused: bool = False
-    """True after a refusal, for lack of room or for lag."""
+    """True if a request was refused, for lack of room or for lag."""
     is_full: bool = False
     most_in_flight: int = 0
     longest_base_s: float = 0.0
@@ -64,7 +65,7 @@ class LittlesLaw:
         """Requests in flight without a queue, B."""
         self.pressed_since: float | None = None
         self.wants_dip: bool = False
-        """The last dip found much faster requests."""
+        """True if the last dip found much faster requests."""
         self._slow: tuple[float, float] | None = None
         """Limit and duration when requests became slow."""
         self._cut_at: float | None = None
@@ -96,14 +97,14 @@ class LittlesLaw:
         self.pressed_since, self.wants_dip, self._slow = None, False, None
 
     def rebase(self, took_s: float, before_s: float, after_s: float) -> None:
-        """Learn from a dip, by its duration and the baselines before and after, in seconds."""
+        """Learn from a dip: its duration, and the baselines before and after it, in seconds."""
         self.wants_dip = took_s < MUCH_FASTER * before_s
         # Only downwards, so that the next dip is deep enough; a higher value may come from a queue, and windows will show it.
         if after_s < before_s:
             self.base_in_flight *= after_s / before_s
 
     def update(self, window: Window, now: float) -> bool:
-        """Learn from an ended window. Return True if its durations can be a baseline, because there was no local queue."""
+        """Learn from an ended window. Return True if its durations may raise a baseline, because there was no local queue."""
         if window.failed > FAILED_SHARE * (window.count + window.failed):
             self._move_to(AFTER_FAILURES * self.value)
         if window.count:
@@ -148,7 +149,7 @@ class LittlesLaw:
         return self._is_not_ours(took_s, now)
 
     def _is_not_ours(self, took_s: float, now: float) -> bool:
-        """True if a lower limit didn't help: requests are slow elsewhere."""
+        """True if a lower limit didn't help, so requests are slow elsewhere."""
         if self._slow is None:
             self._slow, self._cut_at = (self.value, took_s), None
             return False

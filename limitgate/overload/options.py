@@ -1,4 +1,4 @@
-"""`Adaptive`: a user's bounds of an adaptive limit; and `Terms`."""
+"""`Adaptive`, the bounds that users set for an adaptive limit, and `Terms`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIGHEST = 100_000
 LARGEST_TOLERANCE = 10.0
 LONGEST_DELAY_S = 10.0
 START = 20
-"""Within ``min`` and ``max``; doubles within a window."""
+"""First limit, if within ``min`` and ``max``. It can double within a window."""
 
 
 @dataclass(frozen=True, slots=True, init=False)

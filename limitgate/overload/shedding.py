@@ -11,15 +11,15 @@ from typing import Generic, Literal, TypeVar
 from limitgate.limits.bucket import RESERVES, Priority
 
 Refusal = Literal["limit", "lag", "thinned"]
-"""No room for its priority, a late event loop, or thinned in favour of higher priorities."""
+"""Why a request is refused: no room for its priority, a late event loop, or thinning in favour of higher priorities."""
 
 LATELY_S = 1.0
 SPREAD_S = 10
-"""Spread of retries if all are refused."""
+"""Seconds over which retries are spread if all requests are refused."""
 
 
 class PriorityLevel:
-    """A priority's share of the limit, and counts, which only increase."""
+    """A priority's share of the limit. Its counts only increase."""
 
     __slots__ = ("_credit", "admitted", "budget", "free", "kept", "lag", "limit", "priority", "room", "share", "thinned")
 
@@ -30,14 +30,13 @@ class PriorityLevel:
         self.budget: float = 1.0
         """Share of a hot loop's iteration."""
         self.room: int = 1
-        """This priority is admitted up to this many requests in flight."""
+        """Maximum of requests in flight at which this priority is admitted."""
         self.free: int = 0
-        """`room` on the fast path."""
+        """`room` for the fast path."""
         self.kept: float = 1.0
-        """Share that passes thinning."""
+        """Share of requests that pass thinning."""
         self.admitted: int = 0
         self.limit: int = 0
-        """Number of refusals for lack of room."""
         self.lag: int = 0
         self.thinned: int = 0
         self._credit = 0.5
@@ -51,12 +50,12 @@ class PriorityLevel:
         return self.limit + self.lag + self.thinned
 
     def keep(self, reserve: Fraction | None) -> None:
-        """Reserve ``reserve`` for high, twice that for high and normal."""
+        """Reserve ``reserve`` for high priority, and twice as much for high and normal priority."""
         self.share = 1 - RESERVES[self.priority] * (reserve or Fraction())
         self.budget = float(self.share)
 
     def make_room(self, limit: int) -> None:
-        """Apply the share; leave room for at least one request."""
+        """Apply the share. At least one request has room."""
         self.room = max(1, int(limit * self.share))
 
     def passes_thinning(self) -> bool:
@@ -68,7 +67,7 @@ class PriorityLevel:
 
 
 class RecentShare:
-    """The recent share of refused requests, by occasional totals."""
+    """The recent share of refused requests, from totals noted now and then."""
 
     __slots__ = ("_totals",)
 
@@ -89,20 +88,20 @@ class RecentShare:
 
 
 def retry_after_s(share: float, random: Callable[[], float]) -> int:
-    """Return randomized whole seconds, more after more refusals. ``random`` is in [0, 1)."""
+    """Return randomized whole seconds, which grow with the refusals. ``random`` is in [0, 1)."""
     return 1 + int(random() * (round(SPREAD_S * share) + 1))
 
 
 GAIN = 0.1
-"""Rise of the level per step and unit above the goal."""
+"""Rise of the level per step, for each unit above the goal."""
 GOAL = 0.05
-"""Tolerated refusals before lower priorities are thinned."""
+"""Share of refusals that is tolerated before lower priorities are thinned."""
 WEIGHT = 0.2
 """Weight of a step in the averages."""
 QUIET_STEPS = 10
-"""Steps without other refusals that end the load."""
+"""Number of steps without other refusals after which the load is over."""
 FALLS = 0.05
-"""Fall of the level per quiet step."""
+"""Fall of the level in a step without other refusals."""
 
 
 class _RefusedShare:
@@ -124,21 +123,21 @@ class _RefusedShare:
 
 
 class Thinning:
-    """Refuses low, then normal priority evenly until higher ones are served.
+    """Refuses low priority, then normal priority, evenly, until higher priorities are served.
 
-    Level 0 to 1 refuses that share of low, 1 to 2 all of low and that share of normal.
+    A level from 0 to 1 is the refused share of low priority. From 1 to 2, all of low and a share of normal priority are
+    refused.
     """
 
     __slots__ = ("_high", "_normal", "_quiet", "level")
 
     def __init__(self, levels: Mapping[Priority, PriorityLevel]) -> None:
         self.level: float = 0.0
-        """0: all pass; 2: only high priority passes."""
+        """At 0, all requests pass. At 2, only high priority passes."""
         self._high, self._normal = _RefusedShare(levels["high"]), _RefusedShare(levels["normal"])
         self._quiet = 0
 
     def step(self) -> None:
-        """Take a step by the requests since the last one."""
         has_refused = [share.step() for share in (self._high, self._normal)]
         self._quiet = 0 if any(has_refused) else self._quiet + 1
         step = GAIN * (self._high.value - GOAL)
@@ -159,15 +158,15 @@ class Thinning:
 W = TypeVar("W", bound=Hashable)
 
 INTERVAL_S = 0.100
-"""Seconds after which a queue that hasn't been empty is standing."""
+"""A queue is standing if it hasn't been empty for this many seconds."""
 INTERVAL_PLACES = 10
-"""In released permits, if that takes longer."""
+"""The same as a number of released permits, if they take longer."""
 MOMENT_S = 0.005
 """Maximum wait in a standing queue."""
 MOMENT_PLACES = 2
-"""In released permits, if that takes longer."""
+"""The same as a number of released permits, if they take longer."""
 MOST = 1000
-"""Maximum of waiting requests: more would take memory and time out."""
+"""Maximum of waiting requests. More would take memory and time out."""
 
 
 class WaitingLine(Generic[W]):
@@ -188,7 +187,7 @@ class WaitingLine(Generic[W]):
         return sum(map(len, self._waiting.values()))
 
     def is_before(self, priority: Priority) -> bool:
-        """True if a request of this or a higher priority waits."""
+        """True if a request of the same or a higher priority waits."""
         return any(line for each, line in self._waiting.items() if RESERVES[each] <= RESERVES[priority])
 
     def join(self, now: float, waiter: W, priority: Priority) -> W | None:
@@ -216,7 +215,7 @@ class WaitingLine(Generic[W]):
         return gone
 
     def due_at(self, now: float) -> float:
-        """When the next waiter is overdue; infinite without one."""
+        """Return when the next waiting request is overdue; infinite without one."""
         oldest = min((next(iter(line.values())) for line in self._waiting.values() if line), default=math.inf)
         soonest = oldest + self._patience_s(now)
         return soonest if self._stands(now) or not self else min(soonest, max(self._stands_at, oldest + self._moment_s))

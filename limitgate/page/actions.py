@@ -28,7 +28,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 def not_from_here(request: Request) -> str | None:
     """Return why a request may come from another site, or None.
 
-    Scripts can't set ``Sec-Fetch-Site``. Older browsers have ``Origin``; proxies may change the host.
+    Scripts can't set ``Sec-Fetch-Site``. Older browsers send ``Origin``, and proxies may change the host.
     """
     headers = request.headers
     site = headers.get("sec-fetch-site")

@@ -24,13 +24,13 @@ from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
 STREAM_S = 20.0
-"""Seconds of a stream; the browser then reconnects."""
+"""Seconds until a stream ends. The browser then reconnects."""
 PERIOD_S = 2.0
 SLOWEST_S = 10.0
 SHARE = 0.015
-"""Share of a core for reading; large fleets are read less often."""
+"""Share of a core that reading may take; large fleets are read less often."""
 LOOK_S = 0.5
-"""Seconds between checks if the server is stopping."""
+"""Seconds between checks whether the server is stopping."""
 MOST_STREAMS = 250
 """Further viewers poll."""
 
@@ -169,7 +169,7 @@ class _Watcher:
         self.event = b""
         self.is_over = False
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done with the next reading."""
+        """Done when the next reading is there."""
 
     @property
     def has_room(self) -> bool:

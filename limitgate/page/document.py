@@ -1,4 +1,4 @@
-"""Builds the document, which needs no other file, so it works under any prefix."""
+"""Builds the document. It needs no other file, so it works under any prefix."""
 
 from __future__ import annotations
 

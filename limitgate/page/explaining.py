@@ -43,7 +43,6 @@ class Known(NamedTuple):
     is_wsgi: bool = False
 
     def rule_set(self) -> RuleSet:
-        """Raises `ConfigError` for unknown rules."""
         if self.rules is None:
             raise ConfigError(_NO_RULES)
         return self.rules

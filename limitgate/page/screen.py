@@ -1,4 +1,4 @@
-"""The figures, cut to a screen, with names by the option ``names``. Pure."""
+"""Cuts the figures to a screen. The option ``names`` determines how names appear. Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Mask a name, unless it is masked (with an ellipsis) or a digest (with ``#``)."""
+    """Mask a name. A masked name (with an ellipsis) and a digest (with ``#``) stay."""
     if who.startswith("#"):
         return who
     return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])

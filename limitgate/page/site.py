@@ -103,7 +103,7 @@ class Site:
         self._rules = None if rules is None else rules_of(rules)
 
     def named(self, who: Any) -> str | None:
-        """The viewer's name for display; None to refuse."""
+        """Return the viewer's name for display; None to refuse."""
         if who is None or who == "":
             return None
         if not isinstance(who, str):
@@ -111,7 +111,7 @@ class Site:
         return shortened(printable(who), LONGEST_NAME)
 
     def prepare(self, request: Request) -> str:
-        """Return the route below the mount point. Sets the client that the gate has found."""
+        """Return the route below the mount point. Sets the client that the gate found."""
         gate = _exchange(request)
         request.resolve_client = (lambda _: gate.open_admission().request.client) if gate else (lambda this: this.peer)
         return request.path.strip("/")

@@ -1,4 +1,4 @@
-"""Detects that the server is stopping, so that streams can end: the server waits for them."""
+"""Detects that the server is stopping, so that streams end, for which the server waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 def is_stopping() -> bool:
     """True once uvicorn or gunicorn got a signal to stop.
 
-    Servers tell applications only after responses end. But the signal handler is a method of an object that shows the
-    state. Other servers, and gunicorn's worker on uvloop, wait for the streams or time out.
+    Servers inform applications only after all responses have ended. But the signal handler is a method of an object that has
+    the state. Other servers, and gunicorn's worker on uvloop, wait for the streams or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
 

@@ -1,4 +1,4 @@
-"""Daemon threads; one polls for changes."""
+"""Daemon threads. One of them polls for changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Pollable(Protocol):
     def poll(self) -> None: ...
 
     def forget(self) -> None:
-        """Assume a change, because the last poll was interrupted."""
+        """Poll again as if everything had changed, because the last poll was interrupted."""
 
 
 class Poller:
@@ -65,7 +65,7 @@ class Poller:
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
     def start(self, *, in_children: bool = False) -> None:
-        """Start; with ``in_children``, only in forks. The thread keeps no reference to this object."""
+        """Start the thread; with ``in_children``, only in forks. The thread keeps no reference to this object."""
         self._is_wanted = True
         if in_children or self.is_running:
             return
@@ -78,7 +78,7 @@ class Poller:
         self._ended.set()
 
     def pause(self, seconds: float) -> bool:
-        """Stop, and wait up to ``seconds``. Return False without a thread."""
+        """Stop the thread, and wait up to ``seconds``. Return False without a thread."""
         thread = self._thread
         if thread is None or not self.is_running or thread is threading.current_thread():
             return False

@@ -105,6 +105,7 @@ def asyncio_loop(what: str) -> asyncio.AbstractEventLoop:
 def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Create a task that starts in the next iteration, with an empty context.
 
-    An eager task could end before its owner knows it. The task would keep a request's context alive.
+    An eager task could end before its owner knows the task. With the current context, the task would keep a request's context
+    alive.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), context=Context())

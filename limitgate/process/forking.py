@@ -95,7 +95,7 @@ class Remade:
 
     @property
     def state_here(self) -> str:
-        """The state that a copy would lack, and the remedy."""
+        """State that a copy would lack, and what to do instead."""
         return ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,8 +134,6 @@ class Remade:
 
 
 class Unpicklable:
-    """An object that belongs to one process."""
-
     made_by: str
 
     def __reduce__(self) -> NoReturn:

@@ -13,7 +13,7 @@ from limitgate.errors import ConfigError
 from limitgate.process import clock
 
 SHORTEST = 0.001
-"""Shortest timer of event loops in seconds."""
+"""Seconds of the shortest timer of event loops."""
 
 monotonic: Callable[[], float] = clock.monotonic
 
@@ -52,5 +52,5 @@ def sleep_until(due_at: float) -> None:
 
 
 def call_at(loop: asyncio.AbstractEventLoop, due_at: float, callback: Callable[[], None]) -> asyncio.Handle:
-    """Call back, perhaps slightly early; call `require_running_clock` first."""
+    """Call back, perhaps slightly too early. Call `require_running_clock` first."""
     return loop.call_later(max(due_at - monotonic(), SHORTEST), callback, context=Context())

@@ -47,17 +47,17 @@ _ISO_TIME = re.compile(
 )
 """Times of Docker, Kubernetes, rsyslog and Python's logging; UTC by default."""
 _SYSLOG_TIME = re.compile(rb"(?:^|[ >])([A-Z][a-z]{2}) ([ 0-9][0-9]) ([0-9]{2}:[0-9]{2}:[0-9]{2}) ")
-"""RFC 3164, without a year."""
+"""Time by RFC 3164, without a year."""
 _MONTHS = {name: number for number, name in enumerate(b"Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), 1)}
 _SECOND = 1_000_000
 _LATEST = 253_402_300_800 * _SECOND
-"""End of 9999. Milliseconds exceed it."""
+"""End of the year 9999. Times in ms exceed it."""
 _BLOCK = LONGEST_LINE
 
 
 class Entry(NamedTuple):
     at: int
-    """Unix µs, often of a whole second."""
+    """Unix µs, often with whole seconds."""
     client: bytes
     method: str
     path: str
@@ -75,11 +75,11 @@ class TextParser:
 
     def __init__(self) -> None:
         self.untimed: int = 0
-        """Number of requests without a time, which get that of the previous line."""
+        """Number of requests without a time. They get the time of the previous line."""
         self._latest = 0
 
     def __call__(self, line: bytes) -> Entry | None:
-        """Return None for a line without a request of a known client."""
+        """Parse a line; None without a request of a known client."""
         found = _TEXT.match(line)
         if found is not None and _is_address(found[1]):
             client, time, method, target, status = found.groups()
@@ -121,7 +121,7 @@ class TextParser:
 
 
 def _client_in(before: bytes) -> bytes | None:
-    """Return the client. The ident, which is ``-``, and the user follow it; the user may have blanks."""
+    """Return the client. It precedes the ident, which is ``-``, and the user, which may contain blanks."""
     words = before.split()
     for client, ident in pairwise(words):
         if ident == b"-" and _is_address(client):
@@ -177,7 +177,7 @@ def why_unread(line: bytes) -> str | None:
 
 
 def parse_json(line: bytes) -> Entry | None:
-    """Parse a line with ``time``, ``client``, ``method``, ``path``, and optionally ``status`` and ``headers``."""
+    """Parse a line with ``time``, ``client``, ``method`` and ``path``. ``status`` and ``headers`` are optional."""
     try:
         entry = json.loads(line)
         if "log" in entry and "client" not in entry:

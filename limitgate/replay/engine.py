@@ -27,7 +27,7 @@ from limitgate.stores import MemoryStore
 
 Describe = Callable[[str, str, str, Mapping[str, str] | None], Request]
 MOST_BUCKETS = 1 << 24
-"""Effectively unbounded, as in Redis."""
+"""Effectively no maximum, as in Redis."""
 
 
 class Engine:
@@ -159,7 +159,7 @@ def name_of(client: bytes) -> str:
 
 
 class _Peak:
-    """Maximum of a client's requests within a period of the clock, in µs."""
+    """The most requests of a client within a period of the clock, in µs."""
 
     def __init__(self, period: int) -> None:
         self.highest = (0, b"")
@@ -184,10 +184,10 @@ class Figures:
         self.skipped: int = 0
         """Lines that could not be parsed."""
         self.unread: dict[str, tuple[int, bytes]] = {}
-        """By reason: number of lines, and the first."""
+        """For each reason, the number of lines and the first line."""
         self.untimed: int = 0
         self.of_proxies: int = 0
-        """Requests from the address of a trusted proxy."""
+        """Number of requests whose client is a trusted proxy."""
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
@@ -212,7 +212,7 @@ class Figures:
         return [client for client in self.requests_by if not _is_counted_by_address(client)]
 
     def count(self, rules: Iterable[str], place: int, number: int = 1) -> None:
-        """Count requests at place 0 as admitted, at 1 as refused."""
+        """Count admitted requests at place 0, refused ones at place 1."""
         for name in rules:
             self.rules.setdefault(name, [0, 0])[place] += number
 
@@ -282,14 +282,14 @@ class Share(NamedTuple):
     ipv6_prefix: int = 64
 
     def has(self, client: bytes) -> bool:
-        """True if this share has the client. All addresses of an IPv6 network belong to the same share."""
+        """True if the client belongs to this share. An IPv6 network belongs to one share."""
         if b":" in client:
             client = grouped(client.decode("latin-1"), self.ipv6_prefix).encode("latin-1")
         return crc32(client) % self.among == self.place
 
 
 def counts_by_client(rules: RuleSet) -> bool:
-    """True if clients share no bucket."""
+    """True if no clients share a bucket."""
     every = [rule for of_tier in rules.tiers.values() for rule in of_tier if not (rule.exempt or rule.deny)]
     return all("ip" in rule.key for rule in every)
 

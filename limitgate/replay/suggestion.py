@@ -1,4 +1,4 @@
-"""Suggests the smallest limits that refuse no request of a log, or almost none."""
+"""Suggests the smallest limits that would refuse no request of a log, or almost none."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Arrivals:
 
     def __init__(self) -> None:
         self._of_rule: dict[str, dict[str, array[int]]] = {}
-        """µs, by rule and key."""
+        """Times in µs, by rule and key."""
 
     def note(self, now: int, evidence: Sequence[BucketReading]) -> None:
-        """Note a request for all its buckets, admitted or not."""
+        """Note a request for all its buckets, even if refused."""
         if isinstance(evidence, PlainSpend):
             charged = [(charge.rule, key) for charge, key in zip(evidence.template.charges, evidence.keys)]
         else:
@@ -39,7 +39,7 @@ class Arrivals:
             times.append(now)
 
     def suggestions(self) -> dict[str, dict[str, tuple[int, int]]]:
-        """Return two counts by rule and unit: one refuses no request, the other one in `TOLERATED`."""
+        """Return two counts by rule and unit. The first refuses no request, the second one request in `TOLERATED`."""
         return {rule: _of_buckets(list(buckets.values())) for rule, buckets in self._of_rule.items()}
 
 
@@ -54,7 +54,7 @@ def _of_buckets(buckets: list[array[int]]) -> dict[str, tuple[int, int]]:
 
 
 def smallest_count(buckets: Sequence[Sequence[int]], period: int) -> int:
-    """Return the smallest count per ``period`` in µs that refuses no request. ``buckets`` have the longest first."""
+    """Return the smallest count per ``period`` (µs) that refuses no request. The longest of ``buckets`` comes first."""
     count = 1
     for times in buckets:
         if len(times) <= count:

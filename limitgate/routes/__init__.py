@@ -16,9 +16,9 @@ Pattern = tuple[str, ...]
 
 class Route(NamedTuple):
     template: str
-    """Template with mount points."""
+    """Template, including mount points."""
     marks: tuple[Mark, ...] = ()
-    """Empty if the router refuses the method."""
+    """Marks of the endpoint; empty if the router refuses the method."""
 
 
 class Routes(Protocol):
@@ -26,10 +26,10 @@ class Routes(Protocol):
         """True if every request needs a lookup."""
 
     def find(self, request: Request) -> Route | None:
-        """Return the route; None without one, or if it is unknown."""
+        """Return the route; None if there is none, or if it is unknown."""
 
     def version(self, request: Request) -> object:
-        """Return the same object while the routes stay the same; None if more than method and path select a route."""
+        """Return an object that stays the same while the routes do. None if more than method and path selects a route."""
 
 
 def mounts_of(routes: Routes) -> list[str]:
@@ -39,19 +39,19 @@ def mounts_of(routes: Routes) -> list[str]:
 
 
 def fills_with_nothing(routes: Routes) -> bool:
-    """True if placeholders match empty segments, as ``/items/{id}`` matches ``/items/``."""
+    """True if placeholders match empty segments: ``/items/{id}`` matches ``/items/``."""
     fills: bool = getattr(routes, "fills_with_nothing", False)
     return fills
 
 
 def check_of(routes: Routes) -> Callable[[RuleSet], None]:
-    """Checks rules. Raises `ConfigError`."""
+    """Return a function that checks rules. It raises `ConfigError`."""
     check: Callable[[RuleSet], None] = getattr(routes, "check", lambda _: None)
     return check
 
 
 class NoRoutes:
-    """The routes of an unknown application, covered only by rules."""
+    """Knows no routes, so only rules cover the application."""
 
     def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
         self.mounts = mounts

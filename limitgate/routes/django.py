@@ -42,7 +42,7 @@ class DjangoRoutes:
             return True
 
     def find(self, request: Request) -> Route | None:
-        """Return None if a converter raises."""
+        """Return the route; None if a converter raises."""
         django = getattr(request, "django", None)
         try:
             return self._table(getattr(django, "urlconf", None)).find(django)
@@ -86,7 +86,7 @@ class _Table:
         return Route(self._template(passed), _marks(match.func, django.method))
 
     def _template(self, patterns: tuple[Any, ...]) -> str:
-        """Use the default language, so that all languages share a template."""
+        """Return a template in the default language, so that all languages share it."""
         template = self._templates.get(patterns)
         if template is None:
             with translation.override(settings.LANGUAGE_CODE):
@@ -129,7 +129,7 @@ def _lists(resolver: Any) -> Iterator[Sequence[Any]]:
 
 
 def _is_by_path(pattern: Any) -> bool:
-    """True for a pattern class of Django that isn't translated."""
+    """True for one of Django's pattern classes, if it isn't translated."""
     if type(pattern) not in (URLPattern, URLResolver):
         return False
     route = pattern.pattern
@@ -186,7 +186,7 @@ def _limits_of_throttles(view: Any, _: str) -> tuple[Rule, ...]:
 
 
 def _walk(resolver: Any, shown: str, template: str, around: frozenset[int]) -> Iterator[tuple[str, str, Any]]:
-    """Yield templates for display and for matching, and views. ``around`` has the ids of outer lists."""
+    """Yield templates for display, templates for matching, and views. ``around`` has the ids of outer lists."""
     for pattern in resolver.url_patterns:
         route = pattern.pattern
         text = getattr(route, "_route", None) if type(route) is RoutePattern else None

@@ -1,6 +1,7 @@
 """Documents the 429 of limited operations in FastAPI's OpenAPI.
 
-`limitgate.fastapi` or a `LimitGate` enables it. Before the first request, it uses the options of gates that will be built.
+Importing `limitgate.fastapi` or creating a `LimitGate` enables this. Before the first request, options come from the middleware
+list.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from limitgate.rules.settings import GateSettings
 
 class _Gate(NamedTuple):
     tiers: tuple[Sequence[Rule], ...]
-    """By tier; empty if the gate never refuses."""
+    """Rules of each tier; empty if the gate never refuses."""
     styles: Sequence[Style]
     is_problem: bool
     """False if the application makes the body."""
@@ -37,7 +38,7 @@ class _Gate(NamedTuple):
 
 _UNKNOWN = _Gate(((),), ("x-ratelimit",), is_problem=True)
 _gates: WeakKeyDictionary[Any, _Gate] = WeakKeyDictionary()
-"""By middleware entry."""
+"""Gates by entry in the middleware list."""
 _documented: WeakSet[Any] = WeakSet()
 
 

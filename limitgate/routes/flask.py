@@ -47,7 +47,7 @@ class FlaskRoutes:
         self._views = views  # last, because other threads then skip reading
 
     def find(self, request: Request) -> Route | None:
-        """Return None if a converter raises."""
+        """Return the route; None if a converter raises."""
         environ = self._with_a_short_host(request.environ or {})
         try:
             adapter = self._app.create_url_adapter(self._app.request_class(environ, populate_request=False))
@@ -59,7 +59,7 @@ class FlaskRoutes:
         return Route(rule.rule, marks_of(view, environ["REQUEST_METHOD"]))
 
     def version(self, _: Request) -> object:
-        """Return None if the host selects routes. Detects replaced views within `LOOK_EVERY` seconds, other changes at once."""
+        """None if the host selects routes. Finds replaced views within `LOOK_EVERY` seconds, other changes at once."""
         app = self._app
         url_map = app.url_map
         if url_map.host_matching or app.subdomain_matching or app.config.get("TRUSTED_HOSTS"):
@@ -100,7 +100,7 @@ class DispatchedRoutes:
 
     @cached_property
     def _ends(self) -> list[Routes]:
-        """Return the mounted routes once, although a dispatcher may mount itself."""
+        """Return each mounted application's routes once, although a dispatcher may contain itself."""
         found: list[Routes] = [self]
         for routes in found:
             if isinstance(routes, DispatchedRoutes):
@@ -134,7 +134,7 @@ class DispatchedRoutes:
         return self._version
 
     def prefix_of(self, path: str) -> str:
-        """The longest mounted prefix, or the text before the first slash."""
+        """Return the longest mounted prefix, or the text before the first slash."""
         prefixes = [prefix for prefix in self.mounted if "/" in prefix and (path == prefix or path.startswith(f"{prefix}/"))]
         return max(prefixes, key=len, default=path.partition("/")[0])
 

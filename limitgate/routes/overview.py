@@ -16,7 +16,7 @@ Group = TypeVar("Group", bound=Hashable)
 Row = tuple[str, ...]
 
 METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
-"""Methods of a route that accepts any."""
+"""Methods to list for a route that accepts any."""
 _HEADS = ("Route", "Methods", "Tier", "Rule", "Limits", "Key", "Notes")
 
 
@@ -24,19 +24,19 @@ class Listed(NamedTuple):
     template: str
     pattern: tuple[str, ...]
     methods: tuple[str, ...]
-    """HEAD is included only without GET, OPTIONS only if it is the only method."""
+    """HEAD only if there is no GET, and OPTIONS only if there is no other method."""
     marks: Callable[[str], tuple[Mark, ...]]
-    """Marks by method, with limits of dependencies or throttles."""
+    """Marks for a method, including limits of dependencies or throttles."""
     takes: Callable[[str], bool]
     """True if the router chooses this route for the path."""
     late: Callable[[str], tuple[Rule, ...]] = lambda _: ()
-    """Limits of dependencies or throttles, by method."""
+    """Limits of dependencies or throttles, for a method."""
 
 
 class Applied(NamedTuple):
     rule: Rule | Literal["exempt"]
     wholly: bool
-    """True if all paths of the route are covered."""
+    """True if the rule covers all paths of the route."""
 
     @property
     def is_certain(self) -> bool:
@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 Mounted = tuple[RuleSet, Sequence[Listed]]
-"""Rules of a mounted gate, and its routes."""
+"""Rules of a mounted gate, and the gate's routes."""
 
 
 def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> str:
@@ -70,7 +70,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
-    """Return the rules for a method. An exemption for all paths comes alone."""
+    """Return the rules for a method. If all paths are exempt, return only the exemption."""
     marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
@@ -91,7 +91,7 @@ def _unreplaced(found: Sequence[Applied], marks: Sequence[Mark]) -> list[Applied
 
 
 def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]]:
-    """Return rules without a route, except deny rules, each with its first tier."""
+    """Return the rules that match no route, except deny rules, each with its first tier."""
     idle: dict[int, tuple[str, Rule]] = {}
     for tier, of_tier in rules.tiers.items():
         matched = {id(each.rule) for route in routes for method in route.methods for each in _matching(of_tier, route, method)}
@@ -124,7 +124,7 @@ def _class_of(method: str) -> str:
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:
     """Return entries by gate, outermost first, grouped by methods and tiers.
 
-    The outermost gate applies decorators, each gate its exemptions.
+    The outermost gate applies decorators. Each gate applies its exemptions.
     """
     found = list(_entries(gates[0], routes)) if gates else []
     for rules, its_routes in [*[(each, routes) for each in gates[1:]], *mounted]:

@@ -22,7 +22,7 @@ from limitgate.rules.decorators import Mark, effective, has_marks, marks_of, not
 from limitgate.rules.rule import Rule
 
 _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*")
-"""Other convertors may match several segments."""
+"""Text whose convertors match within one segment."""
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # as in starlette.routing.Match
 
 
@@ -32,20 +32,20 @@ class StarletteRoutes:
         self._routes_of: Callable[[Any], list[Any]] = _IN_ROUTER if _hands_on(router) else _HERE
         self._root: list[Any] | None = None
         self._tables: dict[int, _Table] = {}
-        """By the id of the list of routes."""
+        """Tables by the id of their list of routes."""
         self._lists: list[list[Any]] = []
         self._contents: list[list[Any]] = []
-        """Contents at the last update."""
+        """Contents of `_lists` at the last update."""
         self._decorated = False
         self._version: object = None
-        """None if more than method and path select routes."""
+        """Version of the routes; None if more than method and path select routes."""
 
     def decorated(self) -> bool:
         self._current()
         return self._decorated
 
     def find(self, request: Request) -> Route | None:
-        """Return None if a convertor raises."""
+        """Return the route; None if a convertor raises."""
         try:
             return self._find(dict(request.scope or {}))
         except Exception:  # noqa: BLE001 - the router raises this after the charge
@@ -58,7 +58,7 @@ class StarletteRoutes:
         return self._version
 
     def _find(self, scope: Scope) -> Route | None:
-        """Find a route. Its template omits mounts that lead back, because clients choose their depth."""
+        """Find a route. Mounts that lead back are left out of its template, because clients choose their depth."""
         tables = self._current()
         first = table = tables[id(self._routes_of(self._router))]
         entered: dict[int, str] = {}
@@ -98,13 +98,12 @@ _HERE, _IN_ROUTER = attrgetter("routes"), attrgetter("router.routes")
 
 
 def _hands_on(app: Any) -> bool:
-    """True if routes are the router's own, three times as fast to read."""
     starlette = sys.modules.get("starlette.applications")
     return starlette is not None and getattr(type(app), "routes", None) is starlette.Starlette.routes
 
 
 def _is_by_path(route: Any) -> bool:
-    """True for route classes of Starlette and FastAPI. FastAPI 0.143 wraps routes in contexts."""
+    """True for a route class of Starlette or FastAPI. FastAPI 0.143 wraps routes in contexts."""
     matches = getattr(type(getattr(route, "original_route", route)), "matches", None)
     return (getattr(matches, "__module__", None), getattr(matches, "__qualname__", "").partition(".")[0]) in _BY_PATH
 
@@ -118,7 +117,7 @@ _BY_PATH = frozenset(
         ("fastapi.routing", "APIWebSocketRoute"),
     }
 )
-"""Their ``matches`` uses only method and path."""
+"""Route classes whose ``matches`` only uses method and path."""
 
 
 class _Entry(NamedTuple):
@@ -133,7 +132,7 @@ class _Table:
     def __init__(self, routes: list[Any]) -> None:
         self._index: PathIndex[tuple[int, _Entry]] = PathIndex()
         self.lists = [(found, list(found)) for found in _lists(routes)]
-        """Lists of routes, with their previous contents."""
+        """Lists of routes, each with its previous contents."""
         self.entries = [_entry(route) for route in flat(routes)]
         for place, entry in enumerate(self.entries):
             self._index.add(_proposal(entry), (place, entry))
@@ -202,7 +201,7 @@ def router_of(app: Any) -> Any:
 
 
 def _are_routes(found: object) -> bool:
-    """True for routes of Starlette, because other frameworks have ``routes``, too."""
+    """True for routes of Starlette, because ``routes`` of other frameworks differ."""
     return isinstance(found, list) and all(hasattr(route, "matches") for route in found[:1])
 
 
@@ -281,7 +280,7 @@ def mounts_of(app: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _walk(routes: list[Any], template: str, around: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    """Yield templates and routes. ``around`` has ids of outer lists, because an application may be mounted in itself."""
+    """Yield templates and routes. ``around`` has the ids of outer lists, because an application may be mounted in itself."""
     for route in flat(routes):
         path = template + (getattr(route, "path", None) or "")
         below = None if getattr(route, "endpoint", None) is not None else mounted(route)
@@ -310,7 +309,7 @@ def _listed(template: str, route: Any, routes: Routes) -> Listed:
 
 
 def _methods(route: Any, endpoint: Any) -> tuple[str, ...]:
-    """Return the methods: a class has its own, a WebSocket has GET."""
+    """Return the methods. A class defines its methods; a WebSocket has GET."""
     given = getattr(route, "methods", None)
     if given is None and isclass(endpoint):
         given = [method for method in (*METHODS, "HEAD", "OPTIONS") if hasattr(endpoint, method.lower())]

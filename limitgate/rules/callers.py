@@ -75,7 +75,7 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Invalid text is reported later, with the request."""
+    """Check the types. Invalid text is reported later, with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")
@@ -163,12 +163,10 @@ class Callers:
 
     @property
     def header_names(self) -> list[str]:
-        """Headers that identify callers, except the API key header."""
         return [name for header, _, _ in self._by_header for name in header]
 
     @property
     def list_keys(self) -> bool:
-        """True if keys are listed: unlisted keys then count as none."""
         return bool(self._by_key)
 
     def every(self) -> list[Caller]:
@@ -201,7 +199,7 @@ class Callers:
         return None
 
     def with_headers(self, request: Request, proxies: TrustedProxies) -> Caller | None:
-        """Return the caller that headers identify. The client must be trusted, or its proxy if that sets the headers."""
+        """Return the caller that headers identify. The client must be trusted, or the proxy if ``set_by_proxy``."""
         if not self._by_header or not proxies.trust(request.peer):
             return None
         headers = request.headers
@@ -219,7 +217,7 @@ def _as_bytes(api_key: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """Compare in constant time, up to `_LONGEST`."""
+    """Compare in constant time up to `_LONGEST` characters."""
     for name, value in expected.items():
         sent = headers.end(name, _LONGEST + 1)
         if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):

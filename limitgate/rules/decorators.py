@@ -38,11 +38,11 @@ Mark = Rule | Literal["exempt"]
 
 _MARKS = "__limitgate_marks__"
 _OUTER = "__limitgate_outer__"
-"""Attribute of a function: its outermost wrapper."""
+"""Attribute of a function, with the outermost wrapper."""
 _STACKED = "__limitgate_stacked__"
-"""Attribute of a wrapper: only decorators below it refer to the function."""
+"""Attribute of a wrapper. True if only decorators below it refer to the function."""
 _ROUTED = "__limitgate_routed__"
-"""Attribute of a wrapper: an application routes to it."""
+"""Attribute of a wrapper. True if an application routes to it."""
 _DISPATCHERS = ("dispatch", "dispatch_request")
 _CONNECTS = "on_connect"
 """Method of Starlette's class-based endpoints."""
@@ -50,7 +50,7 @@ _CONNECTS = "on_connect"
 decided_marks: ContextVar[Container[Mark] | None] = ContextVar("limitgate_decided_marks", default=None)
 """Marks that a gate decided for this request; None outside of requests."""
 notes_none: bool = False
-"""Off by default, because it costs as much as a key."""
+"""Off by default, because noting costs as much as a key."""
 
 
 def note_none() -> None:
@@ -108,7 +108,7 @@ def _parsed(value: Any) -> Any:
 
 
 class _Endpoint:
-    """Signature of an endpoint, so that FastAPI reports ``Depends(limit(...))``."""
+    """Signature of an endpoint. FastAPI then reports ``Depends(limit(...))``."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
@@ -164,7 +164,7 @@ def marks_of(endpoint: Any, method: str = "") -> tuple[Mark, ...]:
 def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
     """Return marks behind a wrapper.
 
-    Without `functools.wraps`, any of its callables may run, so all limits apply, and no exemption.
+    Without `functools.wraps`, any callable in the wrapper may run. So all limits apply, but no exemption.
     """
     marks = list(_marks_on(endpoint))
     waiting, seen = [(endpoint, True)], {id(endpoint)}
@@ -179,7 +179,7 @@ def _marks_behind(endpoint: Any) -> tuple[Mark, ...]:
 
 
 def _kept_by(endpoint: Any) -> list[Any]:
-    """Return what an object wraps: its ``__call__``, or else its only callable attribute with marks."""
+    """Return what an object wraps: ``__call__``, or else the only callable attribute with marks."""
     if isinstance(endpoint, functools.partial):
         return [endpoint.func]
     function = endpoint.__func__ if type(endpoint) is MethodType else endpoint
@@ -202,7 +202,7 @@ def _value_in(cell: Any) -> Any:
 
 
 def _is_callable(value: Any) -> bool:
-    """True for a callable, by its type: a proxy may run code otherwise."""
+    """True for a callable. Looks only at the type, because a proxy may run code."""
     kind = type(value)
     if issubclass(kind, FunctionType | MethodType | functools.partial):
         return True
@@ -211,7 +211,7 @@ def _is_callable(value: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments_kept(code: CodeType, module: str) -> frozenset[str]:
-    """Return closure variables that are arguments, such as those of a decorator, but not views of a factory."""
+    """Return the arguments in a closure, such as those of a decorator, but not views of a factory."""
     outermost: Any = sys.modules.get(module)
     for part in code.co_qualname.partition(".<locals>")[0].split("."):
         outermost = getattr(outermost, part, None)
@@ -250,7 +250,7 @@ def class_of(endpoint: Any) -> Any:
 
 
 def _handler_of(endpoint: Any, view_class: type, method: str) -> str:
-    """Return a view's handler of a method. View sets of REST framework map methods by ``actions``."""
+    """Return a view's handler of a method. View sets of REST framework have ``actions``."""
     actions = getattr(endpoint, "actions", None)
     named = actions if endpoint is not view_class and isinstance(actions, dict) else {}
     name = method.lower()
@@ -265,7 +265,6 @@ def has_marks(endpoint: Any) -> bool:
 
 
 def limits_on(endpoint: Any) -> list[Rule]:
-    """Return the limits on an endpoint, including methods of a class-based one."""
     return list({id(mark): mark for mark in _marks_within(endpoint) if isinstance(mark, Rule)}.values())
 
 
@@ -301,7 +300,7 @@ def effective(endpoint: Any) -> Any:
 
 
 def _is_being_defined(endpoint: Any) -> bool:
-    """True if the module lacks the endpoint, so that only decorators above can refer to it."""
+    """True if the module doesn't have the endpoint yet, so that only decorators above can refer to it."""
     name = getattr(endpoint, "__qualname__", "<object>")
     if "<" in name:  # defined in a function, or a lambda
         return False
@@ -343,8 +342,6 @@ def _guarded(endpoint: Any, rule: Rule) -> Any:
 
 
 class _Called:
-    """Forwards everything except calls."""
-
     def __init__(self, called: Any) -> None:
         self.__wrapped__ = called
 

@@ -1,4 +1,4 @@
-"""YAML documents with lines of fields. Files may be hostile, so everything is bounded, and no tag runs code."""
+"""YAML documents with lines of fields. Files may be hostile, so all sizes are bounded, and no tag runs code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
 _NOT_DECIMAL = re.compile(r"[-+]?(?:.*:.*|0[0-9_]+|0[xb][0-9a-fA-F_]+)")
 _OTHER_NUMBER = re.compile(r"[-+]?(?:0o?[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]{1,2})")
-"""A number in YAML 1.2 or JSON, but not in YAML 1.1; or octal digits with 8 or 9."""
+"""Numbers that YAML 1.1 reads as text."""
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"))
 _LONGEST = 40  # characters
 _LARGEST = 1e15  # larger floats have an exponent
@@ -43,7 +43,7 @@ def _misread(node: Any, field: Field) -> str | None:
 
 
 def _hint(node: Any, message: str) -> str:
-    """Explain a value that YAML reads differently from what was probably meant."""
+    """Explain a value that YAML reads in an unexpected way."""
     if not isinstance(node, yaml.ScalarNode) or node.style is not None:
         return ""
     text = node.value
@@ -74,7 +74,6 @@ def _decimal(text: str) -> str:
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 MAX_NUMBER = 100
-"""Maximum characters of a value that isn't text."""
 
 _CURES = {
     "another document": "expected --- only at the top, because each tier has its own file",
@@ -116,7 +115,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_bytes(file: Path) -> bytes:
-    """Read a file up to one byte above `MAX_BYTES`. Raises `OSError`."""
+    """Read at most one byte more than `MAX_BYTES`. Raises `OSError`."""
     with file.open("rb") as opened:
         return opened.read(MAX_BYTES + 1)
 

@@ -58,7 +58,7 @@ class Given(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
 
 
 class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True):
-    """Expected answer of a test. Only given fields are compared."""
+    """Expected answer of a test. Missing fields aren't compared."""
 
     allowed: StrictBool = True
     """False if the request must be refused."""
@@ -78,7 +78,6 @@ class RuleTest(NamedTuple):
 
 
 def read_rule_test(entry: object) -> RuleTest:
-    """Raises `ConfigError`."""
     if not isinstance(entry, dict):
         raise ConfigError(f"expected a mapping, for example {_EXAMPLE}, not {entry!r:.80}")
     mistakes = [ConfigError(f"unknown field, {expected_of(name, _FIELDS)}", (name,)) for name in entry if name not in _FIELDS]
@@ -161,7 +160,6 @@ def load_rules(path: str | Path) -> RuleSet:
 
 
 def read_rule_files(path: str | Path) -> RuleFiles:
-    """Raises `ConfigError` with the errors of all files."""
     files: list[RuleFile] = []
     mistakes: list[ConfigError] = []
     paths = files_at(Path(path))
@@ -216,7 +214,6 @@ def _is_rule_file(file: Path) -> bool:
 
 
 def rules_of(option: object) -> RuleSet:
-    """Return the rules of the option ``rules``, in any form. Raises `ConfigError`."""
     if option is None or option == "":
         raise ConfigError("rules are missing, expected rules=... or LIMITGATE_RULES: a file, a folder, or a list of Rule")
     if isinstance(option, RuleSet):

@@ -9,7 +9,6 @@ from limitgate.limits.limit import SECONDS, Limit
 from limitgate.rules.rule import Rule
 
 _SHORTER = 3 * SECONDS["day"]
-"""Maximum difference between two months, in seconds."""
 
 
 def most_within(period: int, limits: Sequence[Limit]) -> int:
@@ -29,7 +28,7 @@ def _most_within(period: int, limit: Limit) -> int:
 
 
 def overshooting(rule: Rule) -> Iterator[tuple[Limit, int, int]]:
-    """Yield ``(limit, most, burst)`` of limits that admit more, and the largest burst that avoids it."""
+    """Yield limits that admit more than their count, with that number, and the largest burst that avoids it."""
     least = max(1, rule.cost) if isinstance(rule.cost, int) else 1
     for place, limit in enumerate(rule.every_limit):
         if not limit.period:

@@ -122,15 +122,14 @@ OnError = Literal["open", "closed", "local"]
 Per = Literal["request", "message"]
 Cost = int | Callable[[Request], int]
 GivenCost = int | Callable[[Request], int] | Literal["tokens", "input_tokens", "output_tokens"]
-"""Not written as ``Cost | ...``, because mypy would then accept callables that return text."""
+"""A union of its own, because with ``Cost | ...`` mypy would accept callables that return text."""
 Costed = tuple[str | Limit, GivenCost]
 When = Callable[[Request], bool]
 Given = str | Limit | Sequence[str | Limit] | None
-"""Limits given at run time; None for no limit."""
 LimitsBy = Callable[[Request], Given | Awaitable[Given]]
+"""A callable that returns the limits of a request. May be async only on ASGI."""
 AnyLimit = Limit | str | LimitsBy | Costed | Mapping[str, Any]
 """A limit in any form: also a mapping, with its own cost, or a callable."""
-"""A callable that returns the limits of a request. May be async only on ASGI."""
 
 _STATUS_CLASSES = frozenset({"1xx", "2xx", "3xx", "4xx", "5xx"})
 
@@ -248,7 +247,7 @@ def is_async(function: object) -> bool:
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """True if a function accepts ``count`` arguments, or hides its signature."""
+    """True if a function accepts ``count`` arguments, or has no readable signature."""
     try:
         signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
     except (AttributeError, TypeError):
@@ -259,7 +258,6 @@ def accepts(function: Callable[..., Any], count: int) -> bool:
 
 
 def check_takes_request(function: Function) -> Function:
-    """Raises `ConfigError`."""
     if not accepts(function, 1):
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         raise ConfigError(f"{name:.80} cannot be called with a request, expected a callable (request)")
@@ -290,7 +288,7 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise Python's `TypeError`, with the valid options."""
+    """Raise a `TypeError` that names the valid options."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -329,7 +327,7 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def check_header(name: str) -> str:
-    """Check a header name. Raises `ConfigError`, also for the spelling of WSGI."""
+    """Check a header name. Raises `ConfigError`, also for WSGI's spelling of names."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name

@@ -31,7 +31,7 @@ class Oddity(NamedTuple):
 
 
 def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: bool = False) -> Iterator[Oddity]:
-    """Yield the oddities of rules. With ``identifies``, the application also identifies callers."""
+    """Yield suspicious rules. If ``identifies``, the application also identifies callers."""
     known = set(rules.tiers) if identifies else {caller.tier for caller in rules.callers.every()}
     every = list({id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values())
     for tier in rules.tiers:
@@ -71,7 +71,7 @@ def _without_effect(rules: RuleSet, known: set[str]) -> Iterator[Oddity]:
 
 
 Find = Callable[[Rule, str], Sequence[Rule]]
-"""Returns rules that may cover another one, in the order of the tier."""
+"""Returns rules that may cover a rule, in the order of the tier."""
 
 
 def shadowed(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
@@ -93,7 +93,7 @@ def denied(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]
 
 
 def replaced(rules: RuleSet, known: Collection[str]) -> Iterator[tuple[Rule, Rule]]:
-    """Yield rules that others replace in all tiers, each with the first of these."""
+    """Yield rules that others replace in all tiers, each with the first rule that replaces it."""
     replacing = _by_replaced([rule for of_tier in rules.tiers.values() for rule in of_tier])
 
     def is_replaced(rule: Rule) -> bool:
@@ -236,7 +236,7 @@ _AT_A_BORDER = ("fixed_window", "sliding_window")
 """Algorithms that can admit twice the count around a boundary."""
 MOST_COMPARED = 100
 _FIXED_LENGTHS = (None, *ALIGNED)
-"""Values of ``align`` with windows of equal length, unlike days in a time zone."""
+"""Values of ``align`` for windows of equal length. Days in a time zone differ in length."""
 
 
 def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
@@ -251,7 +251,7 @@ def idle_limits(limits: Sequence[Limit]) -> Iterator[tuple[int, Limit]]:
 def is_tighter(limit: Limit, other: Limit) -> bool:
     """True if ``limit`` refuses every request that ``other`` refuses, given the same requests and costs.
 
-    A faster bucket never has more debt. So it has room if its burst is at least that of the other one.
+    A faster bucket never has more debt, so with at least the same burst it has room.
     """
     if not (limit.count and other.count and limit.period and other.period):
         return not limit.count or (not (limit.period or other.period) and limit.burst <= other.burst)
@@ -327,13 +327,13 @@ _Sorts = frozenset[object]
 
 
 def _sorts(rule: Rule) -> _Sorts:
-    """Return the kinds of a rule's limits: sliding windows and limits in flight are only compared with their own kind."""
+    """Return the kinds of a rule's limits. Sliding windows and limits in flight are only compared with limits of their kind."""
     limits = [limit for limit in rule.every_limit if not limit.period or limit.algorithm == "sliding_window"]
     return frozenset([_window(limit) if limit.period else None for limit in limits])
 
 
 class _ByTightness:
-    """Sorts rules by slowest rate and smallest burst. A tighter rule has neither a higher rate nor a higher burst."""
+    """Rules in the order of rate and burst. A tighter rule has neither a higher rate nor a higher burst."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._rules = sorted(rules, key=lambda rule: (*_tightness(rule), _places(rule)))
@@ -388,7 +388,7 @@ _Methods = frozenset[str] | None
 class Coverage:
     """Index of rules by their requests, so that only a few of thousands are compared.
 
-    Excludes rules with ``when``, whose requests are unknown. Searches rules of the same ``kind``.
+    Rules with ``when`` are left out, because their requests are unknown. Only rules of the same ``kind`` are found.
     """
 
     def __init__(self, rules: Iterable[Rule], kind: Callable[[Rule], Hashable] = lambda _: None) -> None:
@@ -411,18 +411,18 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """Return rules for all clients of ``rule`` at ``path``, but only one of those with the same clients."""
+        """Return rules for all clients of ``rule`` at ``path``; of rules with the same clients, only one."""
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """Yield rules for all requests of ``rule``, but only one of those with the same requests."""
+        """Yield rules for all requests of ``rule``; of rules with the same requests, only one."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 
     def groups(self, rule: Rule) -> Iterator[list[Rule]]:
-        """Yield all rules for the requests of ``rule``, in groups. A group is always the same object."""
+        """Yield all rules for the requests of ``rule``, in groups, which are always the same objects."""
         for group in self._covering(rule):
             yield group.rules
 
@@ -432,7 +432,7 @@ class Coverage:
                 yield group
 
     def _fewest(self, rule: Rule, paths: Sequence[str]) -> Sequence[tuple[_Methods, _Group]]:
-        """Return the pair of method and path with the fewest matches, because a covering rule covers every pair."""
+        """Return the matches of the pair of method and path that has the fewest: a covering rule covers every pair."""
         fewest: Sequence[tuple[_Methods, _Group]] = ()
         least = -1
         for network in tuple(_networks(rule)) or (None,):
@@ -476,7 +476,7 @@ class _Group:
 
 
 _ENOUGH = 2
-"""With this many rules, one of them differs from the rule in question."""
+"""Rules to collect per path: one of them differs from the rule that is compared."""
 
 
 def _one_of_each(told: dict[Hashable, list[Rule]], rule: Rule) -> Iterator[Rule]:

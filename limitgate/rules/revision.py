@@ -80,7 +80,6 @@ _DIGITS = 12
 """Hex digits of a revision: 48 bits are exact in a float."""
 _IN_LIMITS = ("limits", "qps", "qpm", "qph", "qpd", "concurrency")
 _OF_GIVEN_LIMITS = ("algorithm", "align", "lease")
-"""Fields that are left out unless a callable returns limits."""
 
 
 def digest(rules: RuleSet) -> str:
@@ -89,7 +88,7 @@ def digest(rules: RuleSet) -> str:
 
 
 _revisions: WeakKeyDictionary[RuleSet, int] = WeakKeyDictionary()
-"""Cached, because 1,000 rules take some 50 ms."""
+"""Cached, because 1,000 rules take about 50 ms."""
 
 
 def revision(rules: RuleSet) -> int:
@@ -100,7 +99,7 @@ def revision(rules: RuleSet) -> int:
 
 
 def canonical(rules: RuleSet) -> str:
-    """Return JSON with sorted keys, and callables by name."""
+    """Return JSON with sorted keys. Callables appear by name."""
     tiers = [f"{_text(tier)}:[{','.join(map(_rule, of_tier))}]" for tier, of_tier in sorted(rules.tiers.items())]
     callers = sorted(map(_caller, rules.listed_callers))
     return f'{{"callers":[{",".join(callers)}],"tiers":{{{",".join(tiers)}}}}}'

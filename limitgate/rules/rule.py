@@ -64,7 +64,6 @@ MAX_DELAY = 60.0
 _DELAY_EXPECTED = f"expected more than 0 and at most {MAX_DELAY:g} seconds"
 
 EVERY = "*"
-"""Entry of ``replaces`` for every rule with limits."""
 
 METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
@@ -154,7 +153,7 @@ _placed_rules: WeakValueDictionary[int, Rule] = WeakValueDictionary()
 def placed_rules() -> list[Rule]:
     """Return the limits of decorators, dependencies and throttles.
 
-    Throttles with a rate are included from their first request on.
+    A throttle with a rate is included after its first request.
     """
     return list(_placed_rules.values())
 
@@ -235,7 +234,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
     _own_costs: Mapping[int, Cost] = PrivateAttr({})
-    """Own costs by place of the limit."""
 
     def __init__(self, /, name: str, *limits: AnyLimit, **options: Unpack[RuleOptions]) -> None:
         fields: dict[str, Any] = {**options}
@@ -257,11 +255,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limits_by(self) -> LimitsBy | None:
-        """The callable that returns a request's limits; written ones replace invalid results."""
+        """The callable that returns a request's limits. Written limits replace invalid results."""
         return self._limits_by
 
     def limits_by_body(self, request: Request) -> Any:
-        """Call `limits_by` with a request that shows its body."""
         limits_by: Any = self._limits_by
         return limits_by(request.with_json())
 
@@ -312,7 +309,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def limit_fields(self) -> list[Place]:
-        """Fields of `every_limit`, in its order."""
         written: list[Place] = [("limits", place) for place in range(len(self.limits))]
         return written + [(name,) for name in _QUICK if getattr(self, name) is not None]
 
@@ -339,7 +335,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def bucket_costs(self) -> tuple[Cost | None, ...]:
-        """Own cost per bucket, None for the request's cost. Empty if no limit has its own cost."""
+        """Own cost of each bucket; None stands for the request's cost. Empty if no limit has its own cost."""
         # A place of a request in flight has no tokens.
         of_rule = [None if bucket.has_slots or kind_of(self.cost) is None else self.cost for bucket in self.buckets]
         costs = [other if place is None else self._own_costs[place] for (_, place), other in zip(self._parts, of_rule)]
@@ -347,13 +343,13 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def token_kinds(self) -> tuple[TokenKind | None, ...]:
-        """Kind of tokens per bucket, or None. Empty without costs in tokens."""
+        """Kind of tokens of each bucket, or None. Empty without costs in tokens."""
         kinds = tuple(map(kind_of, self.bucket_costs))
         return kinds if any(kinds) else ()
 
     @cached_property
     def bucket_units(self) -> tuple[str, ...]:
-        """Unit per bucket, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
+        """Unit of each bucket, see `limitgate.limits.plan.TOKENS`. An unknown unit is empty."""
         if kinds := self.token_kinds:
             return tuple([kind or (REQUESTS if place is None else "") for kind, (_, place) in zip(kinds, self._parts)])
         many = len(self._own_costs)
@@ -366,7 +362,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return TokenEstimates()
 
     def cost_in_tokens(self, bucket: Bucket, cost: int, status: int | None, usage: tuple[int, int] | None) -> int:
-        """Return the final cost of a charge of ``cost``, by status and usage if known."""
+        """Return the final cost of a charge of ``cost``, by status, and by usage if known."""
         kind = next((kind for own, kind in zip(self.buckets, self.token_kinds) if own.ids == bucket.ids), None)
         if kind is None:
             return cost
@@ -376,7 +372,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def own_costs(self) -> Mapping[int, Cost]:
-        """Own costs by place in ``limits``."""
         return self._own_costs
 
     def final_cost(self, bucket: Bucket, cost: int, told: int | Sequence[int]) -> int:
@@ -394,7 +389,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return each_cost[place] if place < len(each_cost) else cost
 
     def buckets_for(self, priority: Priority) -> tuple[Bucket, ...]:
-        """Return the buckets of a priority, smaller if a share is reserved."""
         return self.buckets if self.reserve is None else self._graded[self.priority or priority]
 
     @cached_property
@@ -408,7 +402,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             raise ConfigError.at((field, *error.field), error.reason, f"rule {self.name!r}") from error
 
     def key_asks(self, label: str) -> bool:
-        """True if the key has this part, even as an alternative."""
+        """True if the key has this part, perhaps as an alternative."""
         return any(label in check_part(part) for part in self.key)
 
     @cached_property
@@ -440,12 +434,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @cached_property
     def rule_set(self) -> RuleSet:
-        """The set that has the rule, or a set of this rule alone."""
         return RuleSet([self])
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
-        """``path`` as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @cached_property
@@ -461,7 +453,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def is_conditional(self) -> bool:
-        """True if more than tier, method and path selects the rule."""
+        """True if more than tier, method and path select the rule."""
         return bool(self.clients) or self.when is not None
 
     @cached_property
@@ -480,7 +472,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return not self.clients or self.networks.hold(request.client)
 
     def admits(self, request: Request) -> bool:
-        """True if ``clients`` and ``when`` match a request. Raises what ``when`` raises."""
+        """True if ``clients`` and ``when`` match a request. Errors of ``when`` propagate."""
         if self.clients and not self.networks.hold(request.client):
             return False
         if self.when is None:
@@ -492,7 +484,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return bool(answer)
 
     def supersedes(self, other: Rule, *, is_decorator: bool) -> bool:
-        """True if this rule replaces another one, or a ``@limit``."""
+        """True if this rule replaces another rule, or a ``@limit``."""
         if other is self:
             return False
         return other.name in self.replaces or (EVERY in self.replaces and other.has_limits and not is_decorator)
@@ -504,12 +496,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def has_counts(self) -> bool:
-        """True if the rule counts in buckets."""
         return bool(self.every_limit) or self.limits_by is not None
 
     @property
     def needs_asyncio(self) -> str | None:
-        """The option that needs asyncio, if any."""
         needed = {"max_delay": self.max_delay is not None, "adaptive": self.adaptive is not None, "per": self.per == "message"}
         needed["body"] = self.reads_body
         return next((option for option, is_given in needed.items() if is_given), None)
@@ -527,7 +517,6 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return self.methods is None or method in self.methods or not (method or self.exempt)
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
-        """Yield methods that are probably misspelt, with suggestions."""
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"
@@ -545,11 +534,10 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return math.ceil((self.max_delay or 0) * 1_000_000)
 
     def cost_of(self, request: Request) -> int:
-        """Raises `TypeError` or `ValueError`."""
         return self._cost_by(self.cost, request)
 
     def costs_of(self, request: Request) -> int | tuple[int, ...]:
-        """Return one cost per bucket, for limits with own costs. Raises the errors of `cost_of`."""
+        """Return one cost per bucket, for limits with own costs. Raises `TypeError` or `ValueError`."""
         own_costs = self.bucket_costs
         if not own_costs:
             return self.cost_of(request)
@@ -566,7 +554,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
 
     @property
     def fixed_costs(self) -> int | tuple[int, ...] | None:
-        """`costs_of`; None if it depends on the request."""
+        """`costs_of`; None if a cost depends on the request."""
         costs = [self.cost if own is None else own for own in self.bucket_costs] or [self.cost]
         fixed = [cost for cost in costs if isinstance(cost, int)]
         if len(fixed) < len(costs):

@@ -254,7 +254,6 @@ def naming_variable(error: ConfigError, option: str, given: Container[str]) -> C
 
 
 def named_env_file() -> str | None:
-    """Return the file in ``LIMITGATE_ENV_FILE``. Raises `ConfigError` for a missing file."""
     name = os.environ.get(ENV_FILE)
     if name and not os.path.isfile(name):  # noqa: PTH113 - the name stays text
         raise ConfigError(f"{ENV_FILE}: {name!r:.200} is not a file, expected the path of one")
@@ -289,7 +288,6 @@ def _values(option: str, *variables: str) -> list[str]:
 
 
 def trusted_by_server() -> list[str]:
-    """Proxies that the server trusts, by its options."""
     return [value for value in _values("--forwarded-allow-ips", "FORWARDED_ALLOW_IPS") if value]
 
 

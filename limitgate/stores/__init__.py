@@ -1,4 +1,4 @@
-"""Bucket stores, and how to open one by URL. Redis stores are imported on first use, because this import takes longest."""
+"""Stores of buckets, and how to open one by URL. Redis stores are imported on first use, because their import is slow."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def open_sync_store(url: str) -> SyncStore:
 
 
 def opened(store: str | S, open_url: Opener[S], key_prefix: str) -> S:
-    """Open ``store`` by ``open_url`` if it is a URL. Raises `ConfigError` if it isn't a store, or is of the other kind."""
+    """Open ``store`` by ``open_url`` if it is a URL. Raises `ConfigError` if it isn't a store of this kind."""
     found = open_url(store) if isinstance(store, str) else store
     if isinstance(found, type):
         raise ConfigError(f"store: the class {found.__qualname__}, expected an instance or a URL")

@@ -1,4 +1,4 @@
-"""Interfaces of a store, which is the only component with I/O or a wall clock. Also bounds the size of a call to Redis.
+"""Interfaces of a store, the only component with I/O or a wall clock. Limits the size of a call to Redis.
 
 Attributes declare features, see `limitgate.gate.flow`: ``takes_plain`` accepts `PlainSpend` and `PlainRefund`.
 """
@@ -20,7 +20,7 @@ class ConfigRequest(NamedTuple):
     version: int | None = None
     """Expected version: 0 for no text yet, None for any."""
     lasts: float | None = None
-    """Seconds until a replacement is deleted; None: never."""
+    """Seconds until the replacement is deleted; None for never."""
 
 
 class StoredConfig(NamedTuple):
@@ -29,9 +29,9 @@ class StoredConfig(NamedTuple):
     version: int
     """Number of replacements; 0 without a text."""
     text: str | None
-    """Empty if LimitGate didn't write it."""
+    """The text; empty if LimitGate didn't write it."""
     waited: float = 0.0
-    """Seconds, see `Reading`."""
+    """See `Reading.waited`."""
 
     def having_waited(self, waited: float) -> StoredConfig:
         return self._replace(waited=waited)
@@ -62,9 +62,9 @@ class StoredFleet(NamedTuple):
     """Store clock, Unix µs."""
     processes: int
     snapshots: Sequence[bytes] = ()
-    """Snapshots, empty if too long."""
+    """Snapshots; one that is too long is empty."""
     waited: float = 0.0
-    """Seconds, see `Reading`."""
+    """See `Reading.waited`."""
 
     def having_waited(self, waited: float) -> StoredFleet:
         return self._replace(waited=waited)
@@ -137,13 +137,13 @@ class AsyncConfigStore(AsyncStore, Protocol):
 
 
 MAX_BATCH = 64
-"""Plans per call, which together take well under a millisecond."""
+"""Maximum of plans per call, which take well under a millisecond."""
 MAX_LOAD = 2_000
-"""Maximum µs of a call by `Bucket.load`. A single plan may take longer."""
+"""Maximum time of a call in µs, by `Bucket.load`. A single plan may take longer."""
 
 
 class Room:
-    """Remaining room in a call. The first plan always fits."""
+    """Room that remains in a call. The first plan always fits."""
 
     __slots__ = ("_keys", "_left", "_plans")
 
@@ -153,7 +153,7 @@ class Room:
         self._keys: set[str] = set()
 
     def takes(self, plan: AnyPlan) -> bool:
-        """Add a plan if there is room. Don't call after False."""
+        """Add a plan if there is room. Don't call this after False."""
         keys, left = self._keys, self._left
         if not isinstance(plan, Plan):
             left -= plan.template.load  # Plain plans rarely share buckets.

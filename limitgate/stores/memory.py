@@ -1,8 +1,9 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
 Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired buckets, so the cost of a call doesn't depend on
-their number. A full store evicts the bucket with the least debt in a sample, as Redis does, but never one that refuses its
-last cost. New keys then share an overflow bucket, so a flood of keys can't evict an exhausted bucket.
+their number. A full store evicts the bucket with the least debt in a sample, as Redis does, but never a bucket that would
+refuse its last cost. If none can be evicted, new keys share an overflow bucket, so a flood of keys can't evict an exhausted
+bucket.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ _SAMPLE = 8
 """Eviction candidates."""
 _HOPS = 4
 _STEPS = 64
-"""Hand steps per new bucket."""
+"""Number of hand steps per new bucket."""
 _POOL = 16
 _SHARD = 4096
 """Buckets per dictionary: resizing takes 0.1 ms, with a million 30 ms."""
 _SHARDS = 4096
 _BANNED = 4
-"""Rules may ban one in this many buckets, because bans are never evicted."""
+"""At most one in this many buckets can be banned by rules, because bans are never evicted."""
 _MOST_TURNS = 1_000
-"""Yields of a thread before it blocks."""
+"""A thread yields this often before it blocks."""
 _STEP = 1_000_000
 """µs; smaller backward steps aren't logged."""
 
@@ -67,7 +68,7 @@ class MemoryStore(Remade):
     """Keeps up to ``max_buckets`` buckets in this process; each process enforces its own limits.
 
     Bans and configuration are never evicted; rules start no ban while a quarter of ``max_buckets`` is banned. ``clock`` returns
-    Unix time in integer microseconds. ``clock_steps`` counts buckets written in the future.
+    Unix time in integer microseconds. ``clock_steps`` counts buckets whose write time was in the future.
 
     Calls never block, so timeouts are ignored. If a signal handler, a finalizer or ``clock`` calls the store during a call of
     the same thread, a refund waits for its end; other calls raise `StoreError`, because waiting would deadlock.
@@ -90,9 +91,7 @@ class MemoryStore(Remade):
         self._most_bans = max(1, max_buckets // _BANNED)
         self._few = min(_FEW, max_buckets // 64)
         self._configs: dict[str, tuple[StoredConfig, float]] = {}
-        """Texts and the Unix µs of their deletion."""
         self._most_configs = _FEW_CONFIGS
-        """Number of texts above which expired ones are deleted."""
         self._fleets: dict[str, dict[str, tuple[bytes, int]]] = {}
         self._lock = RLock()
         self._busy = False
@@ -189,8 +188,8 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on a lock form a convoy: its next owner must first get the GIL. With eight threads, this doubles
-        the cost.
+        Threads that block on a lock form a convoy, because the next owner must first get the GIL. With eight threads, this
+        doubles the cost.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -303,7 +302,7 @@ class MemoryStore(Remade):
         return self.config(request)
 
     def fleet(self, request: FleetRequest, timeout: float = 0) -> StoredFleet:
-        """Carry out ``request``. Other processes' snapshots aren't in this store."""
+        """Carry out ``request``. This store has no snapshots of other processes."""
         now = self.now()
         with self._lock:
             known = self._fleets.setdefault(request.key, {})
@@ -491,7 +490,7 @@ class MemoryStore(Remade):
         return self._overflow, shared, value, None if value is None else self._bucket(shared, value), None
 
     def _read(self, home: _Home, charge: Charge, now: int, *, looks: bool = False) -> Sequence[State]:
-        """Return states after the adjustment. With ``looks``, stored counts stay unchanged."""
+        """Return the states after an adjustment. If ``looks``, leave stored counts unchanged."""
         entry, bucket = home[3], charge.bucket
         algorithm = bucket.algorithm
         if entry is None:
@@ -528,7 +527,7 @@ class MemoryStore(Remade):
     def _write(self, home: _Home, bucket: Bucket, now: int, states: Sequence[State], asked: int = 0) -> None:
         """Write the windows of the plan, and keep other windows.
 
-        The stored cost is that of the plan (``asked``), or a higher one that is still refused.
+        The stored cost is that of the plan (``asked``), or a higher cost that is still refused.
         """
         buckets, key, value, entry, layout = home
         cost = asked or 1
@@ -576,7 +575,7 @@ class MemoryStore(Remade):
         self._layouts.release(self._layouts.by(value))
 
     def _note_refusal(self, home: _Home, charge: Charge, states: Sequence[State]) -> None:
-        """The bucket stays while it refuses that cost."""
+        """Store the refused cost, so that the bucket isn't evicted while it refuses that cost."""
         buckets, key, _, entry, _ = home
         cost, bucket = charge.cost, charge.bucket
         if entry is None or entry[1] == cost or not _wait_us(bucket, states, cost):
@@ -707,7 +706,7 @@ def _refuses_until(entry: Entry) -> int:
 
 
 def _wait_us(bucket: Bucket, states: Sequence[State], cost: int) -> int:
-    """Return the wait of the lowest priority; 0 if it can never pass."""
+    """Return the wait of the lowest priority; 0 if that priority can never pass."""
     wait_us, costs = bucket.algorithm.wait_us, repeat(cost)
     waits = list(map(wait_us, states, costs, bucket.strictest.limits))
     # The lowest priority can never spend it.

@@ -25,11 +25,11 @@ from limitgate.limits.bucket import Bucket
 from limitgate.limits.template import MAX_WINDOWS, Row
 
 Entry = tuple[int, int, Bucket, Sequence[State]]
-"""Write time (Unix µs), last cost, windows, states."""
+"""Write time (Unix µs), last cost, windows and states."""
 
 HEAD: Final = struct.Struct("<Iqq")
 MAX_COST: Final = 2**63 - 1
-"""Maximum cost: no limit has room for more."""
+"""Maximum cost, because no limit has room for more."""
 # Head, time, and slots in use; the slots follow.
 _SLOTS: Final = struct.Struct("<Iqqqq")
 _NUMBER: Final = struct.Struct("<I")
@@ -44,7 +44,7 @@ def _form(numbers: int) -> tuple[struct.Struct, Sequence[int], Callable[..., byt
 
 
 class Layout:
-    """Layout of buckets with the same windows. Each value has the number of its layout."""
+    """Layout of buckets with the same windows. Each value contains the layout's number."""
 
     __slots__ = (
         "_nothing",
@@ -69,13 +69,11 @@ class Layout:
     def __init__(self, bucket: Bucket) -> None:
         self.bucket: Bucket = bucket
         self.number: int = 0
-        """0 until used."""
         self.mark: bytes = b""
         self.uses: int = 0
         initial = bucket.algorithm.initial(0, bucket)
         self.is_debts: bool = bool(initial) and all(type(state) is int for state in initial)
         self.is_row: bool = type(initial[0]) is tuple if initial else False
-        """True if the only state is a tuple of numbers."""
         self.is_log: bool = isinstance(initial[0], Log) if initial else False
         self.is_slots: bool = bucket.has_slots
         numbers = len(initial) if self.is_debts else len(initial[0]) if self.is_row else 0
@@ -88,7 +86,6 @@ class Layout:
         self.drains: bool = bucket.algorithm is gcra
         straight = None if self.is_slots else bucket.algorithm.STRAIGHT
         self._straight_refund: Callable[..., bytes | None] | None = None
-        """Built on first use."""
         if straight is not None and len(initial) <= MAX_WINDOWS:
             self.charge: StraightCharge = straight_charge(straight, form.format, len(initial))
         elif self.is_log:
@@ -135,7 +132,7 @@ class Layout:
     ) -> bytes | None:
         """Return the value after a refund.
 
-        The charge had the states ``was`` at ``as_of``. None for another layout, or a write in the future.
+        ``was`` are the states at ``as_of``, before the charge. None for another layout, or a write in the future.
         """
         if self.is_slots:
             return _give_slot_back(value, now, self.number, slot)
@@ -162,7 +159,7 @@ class Layout:
 
 
 class Layouts:
-    """Numbers layouts, and reuses the numbers of unused ones."""
+    """Numbers layouts. Numbers of unused layouts are reused."""
 
     def __init__(self) -> None:
         self.known: dict[Bucket, Layout] = {}
@@ -321,7 +318,7 @@ def refund(value, now, number, was, as_of, rows):
 
 @cache
 def straight_refund(straight: Straight, refund: StraightRefund, form: str, windows: int) -> Callable[..., bytes | None]:
-    """Make a function that refunds such a charge by its states and time. The function returns the new value or None."""
+    """Make a function that refunds such charges. It returns the new value, or None."""
     value = struct.Struct(form)
     each = partial(each_window, windows)
     source = _REFUND.format(

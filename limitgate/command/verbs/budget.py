@@ -18,7 +18,6 @@ from limitgate.limits.decision import SECOND
 from limitgate.messages.text import listed
 
 _DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
-"""Digest of a credential."""
 
 
 @click.command("budget")

@@ -131,7 +131,7 @@ def _in_order(findings: Iterable[_Finding]) -> list[_Finding]:
 
 
 def _shown_path(path: str) -> str:
-    """``::`` at the start of a line is a workflow command of GitHub."""
+    """Return a path to print, because GitHub runs lines that start with ``::`` as workflow commands."""
     return f"./{path}" if path.lstrip().startswith("::") else path
 
 

@@ -161,7 +161,7 @@ def _how_long(duration: float | None) -> str:
 def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Lift the ban of one client. Keeps the client's usage: see reset.
 
-    Processes that have just refused the client may do so for one more second. Exit status 1: the client was not banned.
+    Processes that have just refused the client may refuse it for one more second. Exit status 1: the client was not banned.
 
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """

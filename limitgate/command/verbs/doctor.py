@@ -58,7 +58,7 @@ class _Report:
 
     @contextmanager
     def logged(self, area: str) -> Iterator[None]:
-        """Turn diagnostics logged meanwhile into findings."""
+        """Turn diagnostics that are logged in the block into findings."""
         log, lines = logging.getLogger("limitgate"), _Diagnostics()
         before, propagates = log.handlers[:], log.propagate
         log.handlers[:], log.propagate = [lines], False

@@ -94,7 +94,7 @@ def _shown_host(host: str) -> str:
 
 
 class _Password:
-    """Asks for the password by HTTP Basic (RFC 7617), or accepts a Bearer token."""
+    """Asks for a password by HTTP Basic (RFC 7617). Also accepts a Bearer token."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app

@@ -24,10 +24,10 @@ from limitgate.replay.suggestion import Arrivals
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
-"""Several processes are faster for larger files, in bytes."""
+"""From this size in bytes, several processes are faster."""
 _SHOWN = 120
 _MOST_CLIENTS = 10_000
-"""In JSON output, to save memory."""
+"""Maximum of clients in JSON output, to save memory."""
 
 
 @click.command("replay")

@@ -31,7 +31,7 @@ from limitgate.rules.settings import GateSettings
 class _Application(NamedTuple):
     routes: list[Listed]
     rule_sets: list[RuleSet]
-    """Outermost first."""
+    """Rule sets of the gates, outermost first."""
     mounted: list[Mounted]
 
 

@@ -22,9 +22,9 @@ from limitgate.messages.text import extra
 from limitgate.rules.settings import PREFIX, GateSettings
 
 KEEP_ALIVE_S = 3700
-"""Longer than Envoy's hour, so that proxies close idle connections first and no subrequest races a close."""
+"""Seconds; longer than Envoy's hour, so that proxies close idle connections first."""
 GRACE_S = 10
-"""For subrequests in flight at SIGTERM."""
+"""Seconds for subrequests in flight after SIGTERM."""
 _HERE = ("127.0.0.1", "::1")
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -107,14 +107,14 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
 
 def _trusted(host: str, uds: str | None) -> str:
-    """Return the trusted peers: only this machine reaches a unix socket or a loopback address."""
+    """Return the trusted peers. Only this machine reaches a unix socket or a loopback address."""
     if uds:
         return "unix"
     return ",".join(_HERE) if host in (*_HERE, "localhost") else ""
 
 
 def _check() -> None:
-    """Report errors before workers start: each worker would fail and be restarted."""
+    """Report errors before workers start, because a failed worker is restarted."""
     with logs_from(logging.CRITICAL):
         if not GateSettings().rules:
             raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
@@ -123,7 +123,7 @@ def _check() -> None:
 
 @contextmanager
 def _multiprocess_metrics(workers: int) -> Iterator[None]:
-    """Workers keep metrics in files, and any of them serves the sums."""
+    """Have workers keep metrics in files, so that each worker can serve the sums."""
     is_needed = workers > 1 and not os.environ.get(_MULTIPROCESS)
     with TemporaryDirectory(prefix="limitgate-") if is_needed else nullcontext() as folder:
         if folder is not None:

@@ -89,7 +89,7 @@ class Built(NamedTuple):
     """A gate, and values for its middleware."""
 
     gate: Gate | None
-    """None if disabled."""
+    """The gate; None if disabled."""
     on_denied: Callable[..., Any] | None
     owns_store: bool
     required_prefix: str | None = None

@@ -27,7 +27,7 @@ from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings, named_env_file
 
 SETTLED = 3.0
-"""Seconds after a change in which polls read contents: the clocks of some file systems tick every 2 s."""
+"""For this many seconds after a change, polls read contents, because the clocks of some file systems tick every 2 s."""
 
 
 Stamp = tuple[str, str, int, int, int, int, int]
@@ -38,14 +38,14 @@ class Reading(NamedTuple):
     """Result of one poll."""
 
     stamps: tuple[Stamp | str, ...]
-    """Stamps of the files, or the reasons why there are none."""
+    """Stamps of the files, or errors in their place."""
     digest: bytes
 
 
 class WatchedFiles:
     """Polled files. Detects every change, including those by links (ConfigMaps) and on network file systems.
 
-    ``list_files`` returns them, or raises `ConfigError`. ``known`` is their digest.
+    ``list_files`` returns the files, or raises `ConfigError`. ``known`` is the digest of their content.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class WatchedRules(WatchedFiles):
         super().__init__(lambda: files_at(self._path), known, clock)
 
     def load(self) -> RuleSet | None:
-        """Return None if the rules changed since the poll. Raises `ConfigError`."""
+        """Load the rules; None if they changed since the poll. Raises `ConfigError`."""
         try:
             rules = load_rules(self._path)
         except ConfigError:
@@ -144,7 +144,7 @@ log: logging.Logger = logging.getLogger("limitgate")
 SPARED = 10
 """Number of reloads without a full garbage collection."""
 FROZEN_BY_PYTHON = 1_000
-"""Python freezes a few hundred objects at startup; applications freeze many more."""
+"""Python freezes fewer objects; applications that freeze objects freeze more."""
 
 
 class Reloader:
@@ -161,7 +161,7 @@ class Reloader:
                 self._load()
 
     def forget(self) -> None:
-        """Forget an unfinished load, which never ends in a forked child."""
+        """Forget an unfinished load, because it never ends in a forked child."""
         with suppress(ValueError):
             gc.callbacks.remove(_age)
         self._source.forget()

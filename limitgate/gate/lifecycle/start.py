@@ -39,7 +39,7 @@ ANSWER_TIMEOUT = 5.0
 
 
 def announce(settings: Settings, rules: RuleSet | None) -> None:
-    """Log the configuration without secrets; None means disabled."""
+    """Log the configuration without secrets. The gate is None if disabled."""
     if rules is None:
         log.info("LimitGate %s is disabled", installed_version())
     else:
@@ -99,14 +99,13 @@ def _has_local_rules(settings: Settings, rules: RuleSet) -> bool:
 
 
 def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
-    """Return None without observers or a fleet."""
     if settings.fleet:
         return Counts(Tally(), defers=not is_observed)
     return Counts() if is_observed else None
 
 
 def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
-    """In a fleet, write snapshots from the first answer on."""
+    """Write snapshots for the fleet after the first answer."""
     store, tally = gate.store, counts.tally
     if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
         counts.publisher = Publisher(
@@ -190,7 +189,7 @@ def _no_answer(error: StoreError) -> StoreError:
 
 
 def ask_in_background(store: object) -> None:
-    """Connect in the background to log problems before the first request. After a coming fork, the children connect instead."""
+    """Connect in the background, to log problems before the first request. If a fork follows, only the children connect."""
     if is_redis(store):
         store.connect_soon(in_children=is_going_to_fork())
 

@@ -47,7 +47,7 @@ class ActiveRules:
         self.has_commonest_style: bool = header_styles == ("x-ratelimit",)
         initials = [name[0] for name in names_of(header_styles)]
         self.initials: frozenset[str] = frozenset([*map(str.lower, initials), *map(str.upper, initials)])
-        """First letters of rate fields, to find the application's own ones quickly."""
+        """First letters of rate fields, to find those of the application quickly."""
         self.raw_initials: frozenset[int] = frozenset(map(ord, self.initials))
         self.timeout = timeout
         self.is_measured = is_measured

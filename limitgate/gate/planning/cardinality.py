@@ -1,4 +1,4 @@
-"""Limits how many buckets a source may open with invented keys. Further keys share an overflow bucket."""
+"""Limits how many buckets a source may open with invented keys. Excess keys share an overflow bucket."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from limitgate.process.forking import reset_in_children
 V = TypeVar("V")
 
 BUCKETS = 65_536
-"""Maximum of buckets, stored by hash. At least the latest half is kept."""
+"""Maximum of remembered buckets, stored by hash. At least the latest half is kept."""
 SOURCES = 65_536
-"""Stored by hash."""
+"""Maximum of remembered sources, stored by hash."""
 
 
 class Latest(Generic[V]):
@@ -53,7 +53,7 @@ class Latest(Generic[V]):
 class CardinalityGuard:
     """Lets each source open ``most`` buckets per minute, half of them at once.
 
-    A source is an address, or None. ``clock`` returns monotonic seconds.
+    A source is an address; None if unknown. ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:

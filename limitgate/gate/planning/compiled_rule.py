@@ -27,7 +27,7 @@ Kind = Literal["rule", "limit"]
 
 
 class AdaptiveLimits:
-    """A gate's adaptive limits by kind, tier and rule name, which survive reloads. With ``shadow``, requests never wait."""
+    """A gate's adaptive limits by kind, tier and rule name. They survive reloads. With ``shadow``, requests never wait."""
 
     def __init__(self, *, shadow: bool = False) -> None:
         self._shadow = shadow
@@ -105,7 +105,7 @@ class CompiledRule:
         self.name: str = rule.name
         self.id_name: str = id_name(rule)
         self.written: Rule = rule
-        """The rule without limits from run time."""
+        """The rule as written, without limits from run time."""
         self.is_decorator: bool = kind != "rule"
         self.limits_by: LimitsBy | None = (
             rule.limits_by_body if rule.limits_by is not None and rule.reads_body else rule.limits_by
@@ -128,7 +128,6 @@ class CompiledRule:
         self.places: ConcurrencyLimiter | None = (
             None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         )
-        """None outside a server."""
         self.priority = rule.priority
         if self.row is not None:
             self.row.is_shadow = not self.enforced
@@ -139,7 +138,7 @@ class CompiledRule:
         self.has_slots: bool = any(bucket.has_slots for bucket in rule.buckets)
 
     def named(self, subject: Subject, names: Names) -> str:
-        """Return a bucket's owner, such as ``ip=20….7``; empty if global."""
+        """Return the owner of a bucket, such as ``ip=20….7``; empty if global."""
         parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
         return " ".join([f"{label}={text}" for label, text in parts if text])
 
@@ -179,7 +178,7 @@ class CompiledRule:
         return self._prefix + self._key.digest(text + given(values, subject) if values else text)
 
     def charges(self, key: str, cost: int | tuple[int, ...], priority: Priority) -> list[Charge]:
-        """Return one charge per bucket. ``cost`` is a tuple if limits have their own costs."""
+        """Return a charge for each bucket. ``cost`` is a tuple if limits have their own costs."""
         enforced, name, wait = self.enforced, self.rule.name, self._max_wait_us
         if isinstance(cost, tuple):
             buckets = self.rule.buckets_for(priority)
@@ -222,17 +221,16 @@ class CompiledRule:
 
 
 def _fitting(cost: int, bucket: Bucket) -> int:
-    """Cut estimated tokens to a full bucket, because a request above it would never pass."""
+    """Cap estimated tokens at a full bucket, because a request above it would never pass."""
     return max(1, cost) if bucket.refuses_all else min(cost, *[limit.most for limit in bucket.limits])
 
 
 def _places(bucket: Bucket, cost: int, unit: str) -> int:
-    """Return the cost. A request holds one slot, unless the limit has its own cost."""
     return min(cost, 1) if bucket.has_slots and unit == REQUESTS else cost
 
 
 def id_name(rule: Rule) -> str:
-    """Return a rule's name in ids, with the tier, because tiers may share names."""
+    """Return a rule's name in ids. It has the tier, because tiers may share names."""
     return rule.name if rule.tier in (None, DEFAULT_TIER) else f"{rule.name} {rule.tier}"
 
 
@@ -262,7 +260,7 @@ def count_key(key: str) -> str:
 def counting(charge: Charge, ban: Ban, refusals: int) -> Plan:
     """Count refusals, and ban after too many.
 
-    The count may ban the bucket, which therefore comes before it, and again after it to read the ban.
+    The plan reads the bucket twice, before and after the count, because the count may ban the bucket.
     """
     charge = charge._replace(max_wait_us=0, slot=0, adjustment=None)
     amount = Amount(

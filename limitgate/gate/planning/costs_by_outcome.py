@@ -19,7 +19,7 @@ def costs_by_outcome(
     usage: tuple[int, int] | None = None,
     any_has_own_cost: bool = False,
 ) -> list[int]:
-    """Return the final costs, by the outcome and by ``told``, which has the costs from `Decision.settle`.
+    """Return the final costs, by the outcome and by ``told``, the costs from `Decision.settle`.
 
     A slot costs nothing once the response is sent. A reported cost without a rule applies to rules with their own cost, or
     to all rules unless ``any_has_own_cost``. It overrides the tokens in ``usage``. ``status`` may be unknown.

@@ -22,7 +22,7 @@ _AT_HAND = (str, Limit, list, tuple, type(None))
 AS_WRITTEN = object()
 _TOLD = 200
 MOST_CALLERS = 10
-"""Maximum of callers logged for the same invalid limits of a rule."""
+"""Maximum of callers to log for the same error in a rule's limits."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -31,7 +31,7 @@ class AppliedLimits(NamedTuple):
     pending: Sequence[int]
     """Rules with limits to await."""
     is_open: bool
-    """True if invalid limits may be logged again."""
+    """True if an error may be logged again."""
 
 
 class _FaultyLimitsError(Exception): ...
@@ -45,12 +45,11 @@ class GivenLimits:
         self._names: Names = names
         self._unreadable = OncePerValue(Diagnosis.UNREADABLE_LIMITS)
         self._callers_logged: Counter[tuple[str, str]] = Counter()
-        """By rule and reason."""
 
     def applied(
         self, compiled_rules: Iterable[CompiledRule], request: Request, own: Mapping[str, Any] | None, *, remembers: bool = True
     ) -> AppliedLimits:
-        """Return the rules that limit a request, with its limits; ``own`` are the caller's.
+        """Return the rules that limit a request, with its limits. ``own`` are the caller's limits.
 
         Caches the result with ``remembers``. Raises `ConfigError` for invalid limits if the rule has no written ones.
         """
@@ -99,7 +98,7 @@ class GivenLimits:
             raise _FaultyLimitsError(reason[:_TOLD]) from error
 
     def _report(self, rule: str, reason: str, request: Request) -> bool:
-        """Log the first callers. True if another one will be logged."""
+        """Log the first callers. Return True if another caller will be logged."""
         fault = rule, _ADDRESS.sub("", reason)
         if self._names == "off" or request.caller is None:
             self._unreadable.log(fault, rule, reason)

@@ -37,7 +37,7 @@ class Subject:
         self.route: str | None = None
         self._identities = identities
         self.fields: dict[str, str] = {}
-        """By label; empty for a missing part."""
+        """Encoded key parts by label, empty if missing."""
 
     def api_key(self) -> str | None:
         return self._identities.api_key(self)
@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def is_real(self) -> bool:
-        """True for a known caller, or a client in ``trusted_proxies``."""
+        """True for a known caller, or a client among ``trusted_proxies``."""
         return self.caller is not None or self._identities.trust(self.request.client)
 
     @property
@@ -162,7 +162,7 @@ class Identities:
 
 
 ID_FIELDS = ("identity", "id", "pk", "get_id", "user_id", "sub", "username", "display_name", "email")
-"""In order of preference. ``identity``: Starlette, ``pk``: Django, ``get_id``: Flask-Login, ``sub``: OpenID Connect."""
+"""Attributes with a user's id, in order of preference."""
 EXPECTED_USER = "text, a number, a UUID, or an object with identity, id, pk or username, or a tuple or mapping of these"
 
 
@@ -172,7 +172,7 @@ class NoIdError(TypeError): ...
 def user_id(user: Any) -> str | None:
     """Return the text for a user; None if anonymous. Raises `NoIdError`.
 
-    An integer or UUID counts as its text. A tuple never equals a text.
+    An integer or a UUID is the same as its text. A tuple differs from every text.
     """
     if isinstance(user, _PLAIN):
         return _text(user)
@@ -218,7 +218,7 @@ def _plain(text: str) -> str | None:
 
 
 def _joined(users: tuple[Any, ...]) -> str | None:
-    """Join the ids of a tuple. Raises `NoIdError` if one is missing, because other users may share the others."""
+    """Join the ids of a tuple. Raises `NoIdError` if one is missing, because users would share the result."""
     texts = [user_id(each) for each in users]
     if None in texts:
         raise NoIdError(f"a tuple with an empty element, expected {EXPECTED_USER}")
@@ -236,7 +236,7 @@ class Identify:
         self._logged = OncePerValue(Diagnosis.IDENTIFY_FAILED)
 
     def finding(self, request: Request, identified: object) -> Flow[Caller | None]:
-        """Call, and await if needed. Raises `TypeError` for other types."""
+        """Return the caller, awaited if needed. Raises `TypeError` for other types."""
         try:
             if identified is UNASKED:
                 identified = self._function(request)
@@ -252,7 +252,7 @@ class Identify:
         raise TypeError(f"identify {gave}, expected a Caller or None")
 
     def note(self, error: Exception) -> None:
-        """Log a failure. Errors about headers aren't failures."""
+        """Log a failure. An error about headers isn't a failure."""
         if not isinstance(error, HeadersTooLargeError):
             raise_interruption(error)
             what = f"{type(error).__name__} at {place_in(self._function, error)}"

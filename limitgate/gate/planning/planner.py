@@ -40,7 +40,7 @@ from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
 from limitgate.rules.rule import Rule, RuleSet
 
 _PATHS, _SHORT = 512, 200
-"""Cached paths, and characters of each: clients choose paths."""
+"""Maximum of cached paths, and of characters in a path, because clients choose paths."""
 
 LateLimit = tuple[Rule, Sequence[Value]]
 
@@ -69,7 +69,7 @@ def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
 
 
 Entering = tuple[Callable[[Any, Any, PreparedPlan | GivenPlans, Caller | None], bool], Any, Any]
-"""A function that takes permits (False if refused or waiting), the admission, and that of the next outer gate."""
+"""A function that takes permits (False if refused or waiting), the admission, and the next outer admission."""
 
 
 def _enter(*_: object) -> bool:
@@ -115,10 +115,9 @@ class Planner:
         )
         self._matches: dict[tuple[str, str, str, str], RuleMatch] = {}
         self._match_of = lru_cache(maxsize=_PATHS)(RuleMatch)
-        """Shared by paths with equal rules."""
         self._ways: dict[tuple[str, str, str, str], tuple[object, AnyPlans]] = {}
         self._prepared: dict[Any, AnyPlans] = {}
-        """By tier, method, route template, rules, decorators, and protocol."""
+        """Prepared plans by tier, method, route template, rules, decorators and protocol."""
         self._decorated: dict[int, CompiledRule] = {}
         compiled = {tier: [self._compile(rule, "rule") for rule in of_tier] for tier, of_tier in rules.tiers.items()}
         self._tiers = {tier: _index(of_tier, exempt=False) for tier, of_tier in compiled.items()}
@@ -128,7 +127,6 @@ class Planner:
         self.names: frozenset[str] = frozenset([rule.name for rule in every])
         self.asks_user: bool = any(rule.key_asks("user") for rule in every)
         self.adapts: bool = adaptive_limits is not None and any(rule.adaptive is not None for rule in every)
-        """True if there is an adaptive limit."""
         self.proxies: TrustedProxies = identities.proxies
         self._has_exempt = any(rule.exempt for rule in every)
         self._reach = Reach.of(_patterns(every))
@@ -144,7 +142,7 @@ class Planner:
         return self._routes
 
     def plan(self, request: Request, identified: Caller | None) -> RequestPlan | None:
-        """Return None if limits have to be awaited. Errors of callables propagate."""
+        """Return a plan; None if limits must be awaited. Errors of callables propagate."""
         found = self.prepared(request, identified, NO_PLACES)
         return None if found is None else found[0].bound(found[1], request.caller)
 
@@ -153,7 +151,7 @@ class Planner:
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Return a request's prepared plan, and its keys.
 
-        ``entering`` takes permits before any key is computed. Returns None without permits, or if limits have to be awaited.
+        ``entering`` takes permits before any key is computed. The result is None without permits, or if limits must be awaited.
         """
         identities, caller = self._identities, identified
         tier, own = DEFAULT_TIER, None
@@ -210,7 +208,7 @@ class Planner:
         return prepared.bound(keys if prepared.suffixes is None else prepared.spread(keys), caller)
 
     def may_apply(self, request: Request) -> tuple[Sequence[CompiledRule], Container[Mark]]:
-        """Return all tiers' rules that may apply to a request with unreadable headers, and its decorators (all if exempt)."""
+        """Return the rules of all tiers that may apply if headers are unreadable, and the decorators (all if exempt)."""
         found: dict[CompiledRule, None] = {}
         taken: Container[Mark] = EVERYTHING
         _, marks = self._route(request) if self._routes.decorated() else (None, ())
@@ -266,7 +264,7 @@ class Planner:
         path: str | None,
         charges: Sequence[Charge],
     ) -> RequestPlan | PendingLimits:
-        """Plan the charges of named rules, whatever their ``path``. ``charges`` were already made.
+        """Plan the charges of named rules, even if their ``path`` doesn't match. ``charges`` were already made.
 
         Raises `ConfigError` for an unknown name or route.
         """
@@ -308,7 +306,7 @@ class Planner:
         return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
-        """Prepare plans. They aren't cached for long keys, unknown methods, or without ``version``."""
+        """Prepare plans. Plans for long keys, unknown methods, or routes without ``version`` aren't cached."""
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
@@ -378,7 +376,7 @@ class Planner:
         return self._match_of(self._at(self._tiers[tier], method, paths), tuple(exempting))
 
     def interpretations(self, sent: str, root: str) -> Sequence[str] | None:
-        """Return the paths that a sent path may mean; None if it may be any path."""
+        """Return the paths that a sent path may mean; None if it could be any path."""
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return None

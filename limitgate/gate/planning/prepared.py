@@ -47,11 +47,10 @@ class RuleMatch:
 
     def __init__(self, compiled_rules: CompiledRules, exempting: tuple[CompiledRules, ...] = ()) -> None:
         self.compiled_rules: CompiledRules = compiled_rules
-        """Without exempt rules, decorators last."""
+        """Rules that aren't exempt, decorators last."""
         self.exempting: tuple[CompiledRules, ...] = exempting
-        """Exempt rules by interpretation of the path."""
+        """Exempt rules for each interpretation of the path."""
         self.is_conditional: bool = bool(exempting) or any(each.is_conditional for each in compiled_rules)
-        """True if `narrowed` selects rules."""
         self.asks_route: bool = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
@@ -83,7 +82,7 @@ class RuleMatch:
 
 
 def is_met(rule: Rule, request: Request) -> bool:
-    """Evaluate ``when`` once per request. Its errors propagate."""
+    """Evaluate ``when`` once per request. Errors propagate."""
     met = request.met
     if met is None:
         met = request.met = {}
@@ -124,7 +123,7 @@ class RequestPlan(NamedTuple):
 
 NO_CHARGES = RequestPlan(None, ())
 Costs = tuple[int | tuple[int, ...] | None, ...]
-"""Costs per rule: a tuple if limits have their own costs, None if the cost depends on the request."""
+"""Cost of each rule: a tuple if limits have their own costs, None if it depends on the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +133,11 @@ class AdaptiveMatch:
     compiled_rules: Sequence[CompiledRule]
     request_class: Hashable
     counts: bool
-    """True if a rule has no other limit, so that permits count its requests."""
+    """True if permits count requests, because a rule has only an adaptive limit."""
 
 
 class PreparedPlan:
-    """A plan without the client's key parts. ``costs`` is None per rule if unknown."""
+    """A plan without the client's key parts. ``costs`` has None for unknown costs."""
 
     __slots__ = (
         "_by_costs",
@@ -188,14 +187,13 @@ class PreparedPlan:
         self.denying: CompiledRule | None = denying
         self.messages: PreparedPlan | None = messages
         self.charged_rules: CompiledRules = compiled_rules
-        """The rule of each charge."""
         self.suffixes: Sequence[Sequence[str]] | None = None
         self.template: PlanTemplate | None = self._template()
-        """None for charges that aren't plain."""
+        """None if a charge isn't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | Queue | None = None
         self.pending: Queue | None = None
-        """None outside a fleet."""
+        """Readings to count; None outside a fleet."""
         if self.template and rows:
             self.counter = PlainCounter(self.template, rows)
             counts = self.charged_rules[0].counts
@@ -216,7 +214,7 @@ class PreparedPlan:
         self._field_writer: Writer | None = None
         self._refunds: dict[tuple[int | None, bool], RefundTemplate] | None = None
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
-        """Value None: costs seen once."""
+        """Plans by costs. The value is None for costs seen once."""
 
     def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
@@ -226,7 +224,7 @@ class PreparedPlan:
         return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """Return None if limits have to be awaited."""
+        """Return the plan; None if limits must be awaited."""
         return self if self.given is None else self.given.with_limits(request, own)
 
     def with_costs(self, request: Request) -> PreparedPlan:
@@ -305,7 +303,6 @@ class PreparedPlan:
         return RequestPlan(plan.named() if self.has_slots else plan, behind, self.is_by_outcome, self.has_slots)
 
     def _template(self) -> PlanTemplate | None:
-        """None unless the charges are plain."""
         rules, costs = self.compiled_rules, self.costs
         # Parts of one stored bucket are not plain.
         is_parted = tuple in map(type, costs)
@@ -378,11 +375,11 @@ class GivenPlans:
         remembered = Remembered[tuple[Any, ...], PreparedPlan]()
         self._remember = remembered.add
         self._plans = remembered.values
-        """Plans by the result of each callable, or by individual limits."""
+        """Plans by the results of callables, or by individual limits."""
 
     @property
     def as_written(self) -> PreparedPlan | GivenPlans:
-        """Return the plan for callers without own limits, or this object if callables decide."""
+        """Return the plan for callers without individual limits. If callables decide, return this object."""
         if self._callables:
             return self
         prepared = self._prepared(self._compiled_rules)
@@ -390,7 +387,7 @@ class GivenPlans:
         return prepared
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
-        """Return None if limits have to be awaited."""
+        """Return the plan; None if limits must be awaited."""
         given = request.given_limits
         if given is None:
             given = request.given_limits = {}

@@ -24,9 +24,9 @@ log: logging.Logger = logging.getLogger("limitgate.store")
 
 FAILURES = 5
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 0.8
-"""Seconds; pauses double."""
+"""Seconds; each pause is twice the previous one."""
 CHANCE = random.SystemRandom()
-"""Random numbers that differ in forks, and leave the application's seeded state alone."""
+"""Random numbers that differ in forks. The application's seeded generator isn't used."""
 PROBE_TIMEOUT = 0.5
 """Seconds."""
 LATE = 0.1
@@ -63,7 +63,7 @@ class Breaker:
         self._probe_began: float | None = None
         self._is_retired = False
         self._holds_until = math.inf
-        """Calls fail at once until then."""
+        """Time until which calls fail at once."""
         self._began_late = self._told_nothing = False
         """True if the process stood still when the probe was due, or while it was in flight."""
         self._failure: tuple[str, StoreFault] = "", "connection"
@@ -73,7 +73,7 @@ class Breaker:
         return self.state == "closed"
 
     def sending(self, sent: AnyPlan | ConfigRequest | FleetRequest) -> None:
-        """Note a sent plan. The next probe uses its key, which selects the node of a cluster."""
+        """Note a sent plan. The next probe uses its key, because the key selects the node of a cluster."""
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
@@ -93,7 +93,7 @@ class Breaker:
                     log.warning("%s answers again", self._server)
 
     def failed(self, error: StoreError, now: float = -math.inf) -> bool:
-        """True if the breaker opens, so the owner must probe."""
+        """Note a failed call. Return True if the breaker opens, so that the owner must probe."""
         # An error in a log record would keep its traceback alive.
         message = str(error)
         with self._tally.lock:
@@ -118,7 +118,7 @@ class Breaker:
         self._is_retired = True
 
     def pause_before_probe(self, now: float) -> float | None:
-        """Return the pause from the start of the last probe, in seconds; None if no probe is needed.
+        """Return the seconds from the start of the last probe to the next one; None if no probe is needed.
 
         Randomized, so that processes do not probe at the same time.
         """

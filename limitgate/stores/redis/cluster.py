@@ -1,6 +1,6 @@
 """The slot map of a Redis Cluster, plans over several hash slots, and redirected calls.
 
-A script's keys must be in one slot, so plans are split into atomic, parallel parts. If one refuses or fails, the others are
+A script's keys must be in one slot, so plans are split into atomic, parallel parts. If a part refuses or fails, the others are
 refunded, see limitgate/limits/plan.py.
 """
 
@@ -26,7 +26,7 @@ GIVE_BACK_TIMEOUT = 0.5
 MAP_PAUSE = 0.1
 """Seconds."""
 PAUSE = 0.01
-"""Seconds until a parked or split call is sent again."""
+"""Seconds until a parked or split call is resent."""
 MAX_HOPS = 5
 """Maximum of redirections without a pause."""
 
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     hash_slot: int
     plan: AnyPlan
     places: Sequence[int]
-    """Places of the charges in the whole plan."""
+    """Places of this part's charges in the whole plan."""
 
 
 def hash_slot(key: str) -> int:
@@ -69,7 +69,7 @@ class Conclusion(NamedTuple):
     outcome: Outcome
     refunds: Sequence[Plan] = ()
     untouched: Sequence[tuple[Plan, Reading]] = ()
-    """Parts of a refused plan that charged nothing."""
+    """Parts of a refused plan in which nothing was charged."""
 
 
 def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome]) -> Conclusion:
@@ -187,7 +187,7 @@ class SlotMap(Generic[N]):
         return sorted(dict.fromkeys([*held, *self._seeds]), key=lambda address: not self._is_healthy(address))
 
     def unused(self) -> list[Address]:
-        """Nodes without slots; empty while any slot is unknown."""
+        """Return nodes without slots, but none while a slot is unknown."""
         return [] if None in self._holders else list(self.nodes.keys() - self._held())
 
     def _held(self) -> set[Address]:

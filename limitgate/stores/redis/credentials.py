@@ -30,10 +30,10 @@ GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
 LONGEST = 10.0
-"""Seconds until another call may start."""
+"""Seconds until another call may begin, although one hangs."""
 MOST_HANGING = 4
 _RENEWED_AFTER = 0.75
-"""Share of a login's validity after which it is renewed."""
+"""A login is renewed after this share of its validity."""
 _LOGIN = "(user, password) or (user, password, seconds it is valid)"
 _SHORTEST_RETRY, _LONGEST_RETRY = 0.05, 10.0
 _FOR_EVER = 1e9
@@ -180,7 +180,7 @@ class Credentials:
 
 
 def _told(found: Login | CredentialsError | OSError) -> Login:
-    """Return the login or raise the error. Keeps the login out of tracebacks."""
+    """Return the login or raise the error. Tracebacks don't show the login."""
     if isinstance(found, Exception):
         raise found
     return found

@@ -23,7 +23,7 @@ LONGEST = 1.0
 MAX_BUCKETS = 10_000
 """Maximum of entries; the oldest are dropped first."""
 SKEW = 1.001
-"""Twice the maximum NTP slew (500 ppm)."""
+"""Factor for clock rates: twice the maximum NTP slew (500 ppm)."""
 
 
 class _Refusal(NamedTuple):

@@ -49,7 +49,6 @@ ASK_TIMEOUT = 0.3
 """Seconds until the next Sentinel or node."""
 
 LOGIN_TIMEOUT = 1.0
-"""Seconds, for the credentials callable."""
 
 _BRIEF = {"socket_timeout": ASK_TIMEOUT, "socket_connect_timeout": ASK_TIMEOUT}
 _SLOTS = "CLUSTER", "SLOTS"
@@ -85,7 +84,6 @@ _OBJECTS = frozenset(
         "ssl_ocsp_context",
     }
 )
-"""Options that can't be in a URL, or that LimitGate sets."""
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_ca_path")
 
 
@@ -307,7 +305,7 @@ class Dialer:
         return "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._where.master
 
     def _named_by(self, sentinel: Address, reply: Any) -> Address:
-        """Return the master in a Sentinel's reply. From now on, this Sentinel is asked first."""
+        """Return the master in a Sentinel's reply. This Sentinel is asked first from now on."""
         try:
             master = parse_address(*reply)
         except (TypeError, ValueError) as error:
@@ -335,7 +333,7 @@ def _check_not_frozen() -> None:
 
 
 class _Packer:
-    """Packs commands in place of hiredis, see `wire.arguments`."""
+    """Packs commands without hiredis, see `wire.arguments`."""
 
     @staticmethod
     def pack(*words: Any) -> list[bytes]:

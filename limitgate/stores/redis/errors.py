@@ -29,7 +29,7 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import shortened
 
 Redirection = AskError | TryAgainError
-"""MOVED is a kind of ASK in redis-py."""
+"""In redis-py, MOVED is a kind of ASK."""
 
 
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -73,13 +73,12 @@ _HINDRANCES = (
     ("MISCONF", _WRITES, "it cannot save its data to disk: fix that, or CONFIG SET stop-writes-on-bgsave-error no"),
     ("NOREPLICAS", _WRITES, "it has fewer replicas than min-replicas-to-write: connect them, or lower that setting"),
 )
-"""Diagnoses by parts of error texts, because redis-py removes the codes."""
+"""Diagnoses by parts of error texts, because redis-py removes the error codes."""
 _UNKNOWN_COMMAND = re.compile(r"""unknown command(?! called from)[ '"`]*([a-z|]+)""", re.IGNORECASE)
-"""Valkey's "Unknown command called from script" doesn't name the command."""
+"""Skips Valkey's "Unknown command called from script", which names no command."""
 _REFUSED = "not supported|unsupported|not allowed|disabled"
 _HELLO_REFUSED = re.compile(rf"\bHELLO\b.*(?:{_REFUSED})|(?:{_REFUSED}).*\bHELLO\b", re.IGNORECASE)
 _NO_SCRIPTS = re.compile(rf"\b(?:EVAL(?:SHA)?|scripting|Lua)\b.*(?:{_REFUSED})", re.IGNORECASE)
-"""Texts of proxies and hosted servers."""
 _FULL = "its memory is full and it cannot evict anything: raise maxmemory, or set maxmemory-policy volatile-ttl"
 _PASSING = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 NO_CERTIFICATE = "it requires a client certificate: add ?ssl_certfile= and &ssl_keyfile= to the URL"

@@ -37,12 +37,11 @@ FORGETS_NOBODY = frozenset({"noeviction", "volatile-ttl"})
 
 
 FORGOTTEN = 600.0
-"""Seconds until an error is logged again."""
+"""Seconds after which the same error is logged again."""
 
 
 class Data(NamedTuple):
     run: str
-    """Changes with each start."""
     history: str
     """Replication ID. Changes after a restart, a promotion, or an hour without replicas."""
     parent: str
@@ -94,7 +93,7 @@ def _data(said: dict[str, str]) -> Data | None:
 
 class Inspection:
     replacements: int = 0
-    """Connections to a server that may have lost data."""
+    """Number of connections to a server that may have lost data."""
 
     def __init__(self) -> None:
         self._prefixes: tuple[str, ...] = ()
@@ -105,7 +104,6 @@ class Inspection:
         self._unknown = Once(Diagnosis.COMMANDS)
         self._told: dict[str, Diagnosis] = {}
         self._refused: dict[tuple[str, Diagnosis], float] = {}
-        """Monotonic time of the last log line."""
         self._masters: set[str] = set()
 
     def expect(self, prefix: str) -> None:
@@ -123,7 +121,7 @@ class Inspection:
             self._tell(server, *hindrance)
 
     def refused(self, server: str, error: BaseException) -> None:
-        """Log an error if retrying can't help, except of a former master, because the next connection finds the new one."""
+        """Log an error if retrying can't help. A former master is no error, because the next connection finds the new one."""
         hindrance = hindrance_of(error)
         if hindrance is None or (isinstance(error, ReadOnlyError | MasterDownError) and server in self._masters):
             return
@@ -203,7 +201,7 @@ class TLSCheck:
                 background.start("tls", self._look, server, address)
 
     def look_again(self, server: str, connection: Any, error: Exception) -> None:
-        """`look` again, because some servers request a certificate only after the first command."""
+        """Call `look` again, because some servers request a certificate only after the first command."""
         if self._uses_tls:
             self.look(server, connection, error)
 
@@ -243,7 +241,7 @@ def _shakes_hands(address: Address) -> bool:
 
 
 def _wants_certificate(address: Address) -> bool:
-    """True if the server wants a client certificate. TLS 1.3 closes the connection after the handshake without one."""
+    """True if the server wants a client certificate. Without one, TLS 1.3 closes the connection after the handshake."""
     with _spoken_to(address) as encrypted:
         try:
             return not encrypted.recv(1)

@@ -6,9 +6,9 @@ window, as Redis would have them without other clients:
 ahead   with the whole lease, drained since
 held    with the local requests, charged when they came
 
-The difference is usable. It shrinks after ``held`` has drained, so leases never admit more than the limit (proof in
-docs/architecture.md). A lease ends after `LONGEST` seconds or when used up. The rest is returned, except the part that
-drains in `LONGEST` seconds, on which later leases rely.
+The difference is usable. After ``held`` has drained, it shrinks, so leases never admit more than the limit (proof in
+docs/architecture.md). A lease ends after `LONGEST` seconds or when used up. The rest is returned, except the part that drains
+in `LONGEST` seconds, because later leases need it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from limitgate.stores.redis.deny_cache import SKEW
 LONGEST = 1.0
 """Seconds."""
 MAX_BUCKETS = 1_000
-"""Maximum of buckets, because all leases may have to be returned at once."""
+"""Maximum of buckets, because all leases may have to be returned in one call."""
 
 
 class _Held:
@@ -35,7 +35,6 @@ class _Held:
         self.bucket = bucket
         self.ahead = ahead
         self.debts = debts
-        """Debts in ticks per window, including local requests."""
         self.began = self.as_of = now
         """Redis' clock, Unix µs."""
         self.sent = sent
@@ -53,7 +52,7 @@ class _Held:
         return [full - (ahead - debt) for full, ahead, debt in zip(self.bucket.capacities, self.ahead, self.debts)]
 
     def lease(self, most: int) -> Adjustment:
-        """Return an adjustment that returns the lease, except a spare part, and leases up to ``most`` again."""
+        """Return an adjustment that returns the lease, except a spare part, and takes a new one of up to ``most``."""
         bucket = zip(self.ahead, self.debts, self.bucket.counts)
         back = [max(0, ahead - LEASE_SPARE_US * count - debt) for ahead, debt, count in bucket]
         return Adjustment(most, self.as_of, back, [0] * len(back))
@@ -150,7 +149,7 @@ class Leases:
         return None if oldest is None else max(0.0, oldest.sent + LONGEST - at)
 
     def ended(self, at: float, age: float = LONGEST) -> list[Plan]:
-        """End leases of ``age`` seconds. Return a plan for each."""
+        """End leases that are ``age`` seconds old. Return a plan for each."""
         plans = []
         with self._lock:
             for key, held in list(self._held.items()):

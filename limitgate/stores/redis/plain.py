@@ -29,7 +29,7 @@ from limitgate.limits.template import (
 _LINES, _REFUND_LINES = [
     (files("limitgate") / "lua" / name).read_text("utf-8").splitlines() for name in ("plain.lua", "refund.lua")
 ]
-"""Read at import, so that no request opens a file."""
+"""Read on import, so that no request opens a file."""
 _PIECES = plain_pieces()
 # Redis' clock, and whether it is out of memory.
 _HEAD = struct.Struct("<2q")
@@ -43,7 +43,7 @@ _Encoded = TypeVar("_Encoded")
 
 
 def encoded_once(encode: Callable[[_T], _Encoded]) -> Callable[[_T], _Encoded]:
-    """Keep the result in the template, because a cache by template would keep the templates of replaced rules alive."""
+    """Keep the result in the template. A cache by template would keep the templates of replaced rules alive."""
 
     def encoded(template: _T) -> _Encoded:
         found: _Encoded | None = template.encodings.get(encoded)
@@ -89,7 +89,7 @@ def packed_refunds(words: tuple[str, str], shape: ScriptVariant, plans: Sequence
 
 
 def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
-    """Pack a command, with each template once. ``words`` are from `words_of`."""
+    """Pack a command. Equal templates are packed once. ``words`` are from `words_of`."""
     first, is_mixed = plans[0].template, False
     keys: Sequence[str] = plans[0].keys
     if len(plans) > 1:
@@ -188,8 +188,8 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
-"""Server clock in Unix µs, True without memory, and results per plan, None if all are `ADMITTED`. Otherwise a result is
-`ADMITTED`, `NOT_CARRIED_OUT`, or 0 or 2 for a refusal.
+"""Server clock in Unix µs, True if Redis is out of memory, and a result per plan (None if all are `ADMITTED`). A result is
+`ADMITTED`, `NOT_CARRIED_OUT`, or for a refusal 0 or 2.
 """
 
 

@@ -18,7 +18,6 @@ _BIG_NUMBER = re.compile(rb"-?[0-9]+").fullmatch
 _DOUBLE = re.compile(rb"(?i:-?(?:inf|nan|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?))").fullmatch
 
 _Parsing = Generator[None, None, Any]
-"""Yields when it needs more bytes."""
 
 
 class ProtocolError(Exception):
@@ -30,7 +29,6 @@ class PushNotification(list[Any]):
 
 
 def pack_command(words: Iterable[str | bytes | int]) -> bytes:
-    """Raises `UnicodeEncodeError`."""
     packed = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n%b" % (len(packed), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in packed]))
 

@@ -21,7 +21,7 @@ _NO = ("0", "f", "false", "n", "no", "")
 
 
 def shared_options(options: Mapping[str, Any], made: Any) -> dict[str, Any]:
-    """Return ``options`` for later connections. Certificates must match host names, which redis-py checks only since 6.0."""
+    """Return ``options`` for later connections. Host names are checked, as redis-py does only since 6.0."""
     shared = dict(options)
     # Since redis-py 7.2; otherwise each connection reads a version from disk.
     if hasattr(made, "driver_info"):
@@ -79,7 +79,7 @@ def renewable_login(connection: Any) -> Login | None:
 
 
 _SECONDS = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Probe after 30 idle seconds, every 5 s, 3 times: load balancers drop idle connections. ``TCP_KEEPALIVE`` is for macOS."""
+"""Load balancers drop idle connections. ``TCP_KEEPALIVE`` is for macOS."""
 KEEPALIVE: Mapping[int, int] = {getattr(socket, name): value for name, value in _SECONDS.items() if hasattr(socket, name)}
 
 _AT_ONCE = struct.pack("ii", 1, 0)

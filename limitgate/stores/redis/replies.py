@@ -1,4 +1,4 @@
-"""State of stores and servers, which interprets replies. For both Redis stores."""
+"""State of stores and servers. Interprets replies, for both Redis stores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ServerClock:
 
 Outcome = AnyAnswer | StoreError
 DECLINED = Reading(0, (), admitted=False)
-"""A declined plain plan is resent as a general plan."""
+"""Result of a plain plan that must be resent as a general plan."""
 
 log: logging.Logger = logging.getLogger("limitgate.store")
 
@@ -67,7 +67,7 @@ class RedisStoreBase:
     """``local_refusals`` answers refused callers locally. ``clock`` is monotonic seconds."""
 
     unreadable: int = 0
-    """Values not written by LimitGate."""
+    """Number of values that LimitGate didn't write."""
     clock_steps: int = 0
     """Buckets written in the server's future."""
     clock_leaps: int = 0
@@ -75,7 +75,7 @@ class RedisStoreBase:
     observed: StoreCounts | None = None
     calls: CallSeries | None = None
     closings = 0
-    """Number of closings. A change stops background work."""
+    """Number of closings. If it changes, background work stops."""
     not_given_back = 0
     """Charges on cluster nodes whose refund failed. They drain."""
 
@@ -95,7 +95,7 @@ class RedisStoreBase:
 
     @property
     def replacements(self) -> int:
-        """Connections to a server that may have lost data."""
+        """Number of connections to a server that may have lost data."""
         return self.inspection.replacements
 
     @property
@@ -149,7 +149,7 @@ class RedisStoreBase:
         call.plans = [self.leases.extend(plan, now) if isinstance(plan, Plan) else plan for plan in call.plans]
 
     def understood(self, call: wire.Call, reply: object, clock: ServerClock) -> list[Outcome]:
-        """Outcomes of a call. Raises `StoreError`."""
+        """Return the outcomes of a call. Raises `StoreError`."""
         plans, sent = call.plans, call.sent
         readings, unreadable, steps, unwritten = wire.answers(plans, reply)
         self._count(unreadable, steps)
@@ -243,13 +243,13 @@ class RedisStoreBase:
     def end_leases_in_time(self) -> None: ...
 
     def refused_elsewhere(self, untouched: Iterable[tuple[Plan, Reading]], since: float) -> None:
-        """Remember refusals by buckets that were read after ``since``, although another node refused the plan."""
+        """Remember refusals that were read after ``since``, in plans that another node refused, too."""
         if self.deny_cache is not None:
             for plan, reading in untouched:
                 self.deny_cache.learn(plan, reading, since, self._clock())
 
     def note_call(self, call: wire.Call, result: Result | StoreFault) -> None:
-        """Count a call. Without a waiting caller, it counts as a timeout."""
+        """Count a call. If no caller waits, count a timeout."""
         if self.calls is not None and call.sent and call.config is None:
             self.calls.note(result if call.is_wanted else "timeout", self._clock() - call.sent)
 
@@ -288,7 +288,6 @@ def blames_server(failure: StoreError) -> bool:
 
 
 def configuration(answer: Answer) -> Kept:
-    """Raises `StoreError`."""
     if isinstance(answer, Kept):
         return answer
     raise failure_by(answer)

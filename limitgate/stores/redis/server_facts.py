@@ -30,7 +30,7 @@ class ServerFacts(NamedTuple):
     """``Redis`` or ``Valkey``, with version."""
     role: str | None
     latency: float
-    """Median seconds."""
+    """Median round trip in seconds."""
     clock_difference: float | None
     """Seconds ahead of this machine."""
     policy: str | None
@@ -42,7 +42,7 @@ class ServerFacts(NamedTuple):
 def server_facts(url: str, credentials: Callable[[], Any] | None, prefix: str) -> list[ServerFacts]:
     """Connect to each server of ``url``, with the store's ``credentials``.
 
-    Logs as `Inspection`. Raises `ConfigError`, `StoreError`.
+    Logs problems like `Inspection`. Raises `ConfigError`, `StoreError`.
     """
     logins = None if credentials is None else Credentials(_called(credentials), may_await=False)
     inspection = Inspection()

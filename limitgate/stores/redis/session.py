@@ -1,12 +1,14 @@
 """The protocol state of one connection, without I/O: calls become bytes, received bytes become events.
 
 * Replies arrive in the order of calls. A call with ASKING has two replies, of which the second counts. Push messages are
-ignored. * After NOSCRIPT a call is resent with the script's text, after the calls in flight. * Invalid RESP and unexpected
-bytes end the connection. * If a connection is lost and nothing has arrived since a call was sent, the call is resent once
-on another connection. At worst it is charged twice, so too few requests pass, never too many. Refunds are never resent. *
-Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second one is opened. It
-takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to an
-empty call.
+  ignored.
+* After NOSCRIPT, a call is resent with the script's text, after the calls in flight.
+* Invalid RESP and unexpected bytes end the connection.
+* If a connection is lost and nothing has arrived since a call was sent, the call is resent once on another connection. At
+  worst it is charged twice, so too few requests pass, never too many. Refunds are never resent.
+* Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second connection is opened.
+  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to
+  an empty call.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from limitgate.stores.redis.errors import Redirection
 from limitgate.stores.redis.wire import PushNotification, Reader, error_of
 
 IDLE = 1.0
-"""Idle seconds after which a connection may have been dropped."""
+"""A connection may have been dropped after this many idle seconds."""
 DOUBT, MOST_DOUBT = 0.2, 0.5
-"""Shares of the timeout until an idle connection is doubted, at first and after wrong doubts. The rest is enough to retry."""
+"""Share of the timeout until an idle connection is doubted, and its maximum after wrong doubts. The rest is enough to retry."""
 LONGEST_DOUBT = 0.25
 """Seconds."""
 
@@ -49,7 +51,7 @@ class Redirected(NamedTuple, Generic[Call]):
 
 
 class Resend(NamedTuple, Generic[Call]):
-    """Redis lacks the script. Call `Session.send` again, which sends the text."""
+    """Redis doesn't have the script. Call `Session.send` again, which sends the text."""
 
     call: Call
 
@@ -59,7 +61,7 @@ class FellSilentError(ConnectionResetError):
 
 
 class MustClose(NamedTuple):
-    """The connection must close. Calls in `Session.flying` get no reply."""
+    """The connection must be closed. Calls in `Session.flying` get no reply."""
 
     error: Exception
 
@@ -71,7 +73,7 @@ Event = CallEvent[Call] | MustClose
 
 
 class Doubts:
-    """Allowed silence of an idle connection; adapts to slow servers."""
+    """Allowed silence of an idle connection. It adapts to slow servers."""
 
     __slots__ = ("_share",)
 
@@ -93,12 +95,12 @@ class Session(Generic[Call]):
 
     def __init__(self) -> None:
         self.flying: deque[Call] = deque()
-        """The oldest first."""
+        """Calls, the oldest first."""
         self.is_settling: bool = False
         """True while the script's text is in flight, which no call may overtake."""
         self.has_more: bool = False
         self.asked_at: float = 0.0
-        """When the last answered call was sent."""
+        """Time when the last answered call was sent."""
         self._is_retired = False
         self._is_unheard = True
         """True if nothing has arrived since the first call in flight."""
@@ -175,7 +177,7 @@ class Session(Generic[Call]):
 
     @property
     def is_doubtful(self) -> bool:
-        """True if the connection was idle before the calls in flight, and silent since."""
+        """True if the connection was idle before the calls in flight, and has been silent since."""
         return self._is_unheard and len(self.flying) > 0 and self.flying[0].sent - self.asked_at >= IDLE
 
     def replaced(self) -> None:

@@ -54,11 +54,10 @@ Address = tuple[str, int]
 
 class StoreUrl(NamedTuple):
     url: str
-    """URL of a single server."""
     nodes: tuple[Address, ...] = ()
     sentinels: tuple[Address, ...] = ()
     master: str = ""
-    """Name in Sentinel."""
+    """Name of the master in Sentinel."""
     login: tuple[str | None, str | None] = None, None
     """Login for Sentinels."""
 
@@ -72,7 +71,6 @@ def parse_address(host: Any, port: Any) -> Address:
 
 
 def scheme_of(url: str) -> str:
-    """Raises `ConfigError`."""
     if not isinstance(url, str):
         raise ConfigError(f"store: an object of {type(url).__qualname__}, expected a URL such as redis://localhost:6379/0")
     scheme, mark, _ = url.partition("://")
@@ -103,7 +101,6 @@ def check_readable(url: str) -> None:
 
 
 def read_url(url: str) -> StoreUrl:
-    """Raises `ConfigError`."""
     scheme = scheme_of(url)
     if re.search(r"\s", url):
         raise ConfigError("store: the URL contains a space or a line break, expected none (%20 is a space)")

@@ -72,15 +72,14 @@ _KINDS: Mapping[str, Callable[[Any], RedisError]] = {
     "TRYAGAIN": TryAgainError,
     "WRONGPASS": AuthenticationError,
 }
-"""redis-py's parser knows ASK, MOVED and TRYAGAIN only since 7.2."""
+"""Kinds of errors that redis-py's parser lacks before 7.2."""
 
 
 _OF_COMMAND = re.compile(r"@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
-"""Redis 6.2 wraps the error of a command in a script."""
+"""A command's error in a script, which Redis 6.2 wraps."""
 
 
 def error_of(text: str) -> RedisError:
-    """Raises `ValueError` for an unreadable redirection."""
     if of_command := _OF_COMMAND.search(text):
         text = of_command[1]
     code, _, message = text.partition(" ")
@@ -93,7 +92,6 @@ CONFIG: Final = Script.of((files("limitgate") / "lua" / "config.lua").read_text(
 FLEET: Final = Script.of((files("limitgate") / "lua" / "fleet.lua").read_text("utf-8"))
 
 KeptRequest = ConfigRequest | FleetRequest
-"""Values other than buckets."""
 Kept = StoredConfig | StoredFleet
 
 UNSENDABLE = (ValueError, struct.error)
@@ -121,7 +119,7 @@ class Answers(NamedTuple):
     unreadable: int
     clock_steps: int
     unwritten: bool
-    """True if Redis was out of memory and charged nothing."""
+    """True if Redis was out of memory, and nothing was charged."""
 
 
 class Call:
@@ -136,9 +134,8 @@ class Call:
         """Plans without leases."""
         self.shape: ScriptVariant | None = shape
         self.sent: float = 0.0
-        """Monotonic."""
         self.in_full: bool = False
-        """True to send the script's text, because Redis didn't know its hash."""
+        """True if the script's text must be sent, because Redis didn't know its hash."""
         self.asking: bool = False
         """True if the node is importing the slot (ASK in the Redis Cluster specification)."""
         self.hops: int = 0
@@ -161,7 +158,7 @@ class Call:
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
-        """Continue a call that was split. Doesn't send ASKING, because an importing node would create a bucket."""
+        """Continue a call that was split. ASKING isn't sent, because an importing node would create a bucket."""
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:
@@ -172,7 +169,6 @@ class Call:
         return again
 
     def packed(self) -> bytes:
-        """Raises one of `UNSENDABLE`."""
         if self.shape is not None and self.shape is not OF_ANY:
             plain: Any = self.plans
             words = words_of(self.shape, self.in_full)
@@ -273,7 +269,6 @@ def fleet_arguments(request: FleetRequest) -> list[str | bytes]:
 
 
 def kept(request: KeptRequest, reply: object) -> Kept:
-    """Raises `StoreError`."""
     return stored_config(reply) if isinstance(request, ConfigRequest) else stored_fleet(reply)
 
 
@@ -296,7 +291,6 @@ def stored_config(reply: object) -> StoredConfig:
 
 
 def answers(plans: Sequence[AnyPlan], reply: object) -> Answers:
-    """Raises `StoreError`."""
     facts = sum(map(_facts, plans))
     if not isinstance(reply, list) or len(reply) < _HEAD + facts or set(map(type, reply)) != {int}:
         raise StoreError(f"unexpected reply of {type(reply).__name__} from the script", "reply")

@@ -14,7 +14,7 @@ from limitgate.stores.base import Room
 from limitgate.stores.redis import wire
 
 Request = tuple[AnyPlan, float, "asyncio.Future[Any]", float]
-"""Plan, deadline in seconds of silence (see `Batcher`), future, and timeout in seconds."""
+"""Plan, deadline (in seconds of silence, see `Batcher`), future, and timeout in seconds."""
 
 
 class Batch(wire.Call):
@@ -24,7 +24,6 @@ class Batch(wire.Call):
     since: float
     """Latest send, by the `ListeningClock`."""
     silence: float
-    """Seconds of silence before `since`."""
     _due: float | None
 
     def __init__(
@@ -45,19 +44,18 @@ class Batch(wire.Call):
 
     @property
     def due(self) -> float:
-        """Return a `ListeningClock` time, at the latest that of the first deadline."""
+        """Return a time of the `ListeningClock`, not after the first deadline."""
         if self._due is None:
             first = min([due for _, due, waiting, _ in self.requests if not waiting.done()], default=math.inf)
             self._due = self.since + first - self.silence
         return self._due
 
     def silence_at(self, now: float) -> float:
-        """Return the silence in seconds by the `ListeningClock`."""
         passed = now - self.since
         return self.silence + passed if passed > 0 else self.silence  # max() is slower
 
     def heard(self, seconds: float, now: float) -> None:
-        """Record an answer that asks to resend."""
+        """Record an answer that asks for a resend."""
         self.silence, self.since, self._due = self.silence_at(seconds), now, None
 
     def overdue(self, now: float) -> list[Request]:
@@ -71,7 +69,7 @@ class Batch(wire.Call):
             self.since, self.silence = other.since, other.silence
 
     def repeated(self) -> Batch:
-        """Return the requests with a waiting caller, without refunds."""
+        """Return the requests whose caller still waits, without refunds."""
         left = [request for request in self.requests if not (request[0].has_adjustments or request[2].done())]
         again = Batch(left, self.shape)
         again.follow(self)
@@ -98,7 +96,6 @@ class RequestQueue:
         self._entries: deque[Request | Batch] = deque()
         self._open: dict[ScriptVariant, Batch] = {}
         self._room = Room()
-        """Room for expensive plans."""
         self.size: int = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -141,7 +138,6 @@ class RequestQueue:
         return entry
 
     def pop_plain(self) -> Batch | None:
-        """Return the first entry if it is a plain batch."""
         entries, still_open = self._entries, self._open
         if not entries or type(batch := entries[0]) is not Batch:
             return None

@@ -39,7 +39,7 @@ MAX_QUEUED = 50_000
 SILENCE = 1.0
 """Seconds until a connection with overdue calls is closed."""
 NO_ROOM_PAUSE = 0.05
-"""Seconds to wait after a lack of descriptors or memory."""
+"""Seconds to wait if descriptors or memory were used up."""
 
 
 class ClusterOfNode(Protocol):
@@ -81,16 +81,15 @@ class Batcher:
         self._time = partial(loop_time, self._loop)
         self._queue = RequestQueue(MAX_BATCH)
         self._queue_is_due = math.inf
-        """Lower bound, in seconds of silence."""
+        """Lower bound of deadlines, in seconds of silence."""
         self._resends: deque[Batch] = deque()
         self._parked: list[Batch] = []
         self._is_gathering = False
-        """True until `_flush`."""
         self._connection: AsyncConnection | None = None
         self._connections: dict[AsyncConnection, None] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._connecting_since = 0.0, 0
-        """Start, and `ListeningClock.sleeps` then."""
+        """Start of the attempt, and `ListeningClock.sleeps` at that time."""
         self._no_room_until = 0.0
         self._doubted: tuple[AsyncConnection, float] | None = None
         """A connection, and the start of its silence."""
@@ -111,8 +110,7 @@ class Batcher:
     ) -> asyncio.Future[Reading]:
         """Send a plan.
 
-        Raises `StoreError` for a full queue or, with ``checks``, for an open breaker. The future raises it after
-        ``timeout``.
+        Raises `StoreError` for a full queue or, with ``checks``, for an open breaker. After ``timeout``, the future raises it.
         """
         queue = self._queue
         if not self._is_gathering and checks and self._server.breaker.state != "closed":
@@ -132,7 +130,7 @@ class Batcher:
         return waiting
 
     def ask_first(self, plan: Plan, timeout: float) -> asyncio.Future[Reading]:
-        """`spend` without checks, at the head of the queue."""
+        """Send a plan without checks, at the head of the queue."""
         self._gather(plan)
         waiting = self._loop.create_future()
         self._queue_first([(plan, self._silence.seconds + timeout, waiting, timeout)])
@@ -281,7 +279,7 @@ class Batcher:
             self._fail(batch, internal_error(error))
 
     def _has_to_wait(self, batch: Batch, connection: AsyncConnection) -> bool:
-        """True if refunds wait until an idle connection answers."""
+        """True if refunds must wait until an idle connection has answered."""
         session = connection.session
         if session.lies_idle(monotonic()):
             _, due, _, timeout = batch.requests[0]
@@ -393,7 +391,6 @@ class Batcher:
             self._connecting_since = self._time(), self._clock.sleeps
 
     def is_through(self) -> None:
-        """Note that the running task no longer connects."""
         if self._connecting is asyncio.current_task():
             self._connecting = None
 
@@ -465,7 +462,7 @@ class Batcher:
             self._begin_to_connect()
 
     def listened(self) -> float | None:
-        """Count silence. Return the seconds until the next deadline; None without callers."""
+        """Count silence. Return the seconds until the next deadline; None if no caller waits."""
         now = self._clock.seconds
         if self._connecting is None and not self._is_owed_an_answer:
             self._silence.break_()

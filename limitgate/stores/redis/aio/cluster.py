@@ -91,7 +91,6 @@ class AsyncCluster:
         return unreachable(self._map, parts, self._time) or self._replies.refused(plan)
 
     def failed(self, part: asyncio.Future[Reading]) -> None:
-        """Note a failed part. A late charge will be refunded."""
         self._failed_parts.add(part)
 
     def heard_late(self, plan: Plan, waiting: asyncio.Future[Reading], reading: Reading) -> None:
@@ -100,7 +99,7 @@ class AsyncCluster:
             self._give_back(full_refund(plan, reading))
 
     def clear_up(self, conclusion: Conclusion, since: float) -> list[asyncio.Future[Reading]]:
-        """Refund the parts of a plan that another node refused. The plan was sent at ``since``. Return refunds in flight."""
+        """Refund parts of a plan that was sent at ``since`` and refused elsewhere. Return refunds in flight."""
         with logged_errors():
             self._replies.refused_elsewhere(conclusion.untouched, since)
         given_back = [self._give_back(plan) for plan in conclusion.refunds]
@@ -247,8 +246,6 @@ class _Crowd:
 
 
 class _Together:
-    """A plan in parts. ``answer`` is a future."""
-
     def __init__(self, cluster: AsyncCluster, plan: Plan, parts: Sequence[Part], timeout: float) -> None:
         self.answer: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()
         self._cluster = cluster
@@ -256,7 +253,6 @@ class _Together:
         self._parts = parts
         self.timeout = timeout
         self.due = timeout
-        """Seconds of silence."""
         self._waited = 0.0
         self._left = len(parts)
         self._began = 0.0

@@ -23,10 +23,10 @@ class Owner(Protocol):
     def heard(self, connection: AsyncConnection, event: CallEvent[Batch]) -> None: ...
 
     def lost(self, connection: AsyncConnection) -> None:
-        """Handle a lost connection. Calls in ``session.flying`` get no reply."""
+        """Handle a lost connection. The calls in ``session.flying`` get no reply."""
 
     def renew(self, connection: AsyncConnection) -> bool:
-        """False if no longer in use."""
+        """Open another connection. False if this one is no longer in use."""
 
 
 class AsyncConnection(asyncio.Protocol):
@@ -37,7 +37,7 @@ class AsyncConnection(asyncio.Protocol):
         self.session.asked_at = monotonic()
         self.given_up: bool = False
         self.silent_since: float = 0.0
-        """Valid while calls are in flight."""
+        """Start of the silence, if calls are in flight."""
         self._unsent: list[bytes] = []
         self._clock = clock
         self._owner = ref(owner)
@@ -47,7 +47,7 @@ class AsyncConnection(asyncio.Protocol):
         self.is_closing: Callable[[], bool] = self._transport.is_closing
 
     def send(self, batch: Batch) -> None:
-        """Queue a batch for `flush`. Raises one of `wire.UNSENDABLE` without effect."""
+        """Queue a batch for `flush`, or raise one of `wire.UNSENDABLE` and queue nothing."""
         session = self.session
         if not session.flying:
             self.silent_since = self._clock.seconds
@@ -77,7 +77,7 @@ class AsyncConnection(asyncio.Protocol):
         return has_data(self._transport.get_extra_info("socket"))
 
     def replace(self) -> None:
-        """Discard unsent data; another connection takes over."""
+        """Discard unsent data, because another connection takes over."""
         self.session.replaced()
         reset_on_close(self._transport.get_extra_info("socket"))
         self._abort()

@@ -1,7 +1,7 @@
 """Listening time of an event loop, which measures a server's silence.
 
-A blocked or suspended loop receives no replies, so that time must not count. A `ListeningClock` ticks every `GRAIN`
-seconds, and advances after the loop has polled its sockets. Of a late tick it counts only a small part.
+A blocked or suspended loop receives no replies, so that time must not count. A `ListeningClock` ticks every `GRAIN` seconds,
+and advances after the loop has polled its sockets. A late tick counts only in small part.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from limitgate.internal_errors import logged_errors
 from limitgate.process.clock import asyncio_is_stopped, call_later, monotonic
 
 GRAIN, SHORTEST = 0.01, 0.004
-"""Seconds between ticks."""
+"""Seconds between ticks, and the minimum."""
 LONGEST = 0.05
-"""Seconds that a tick counts. The loop polls its sockets between ticks."""
+"""Maximum of seconds that a tick counts. The loop polls its sockets between ticks."""
 LATE = 0.002
-"""If a tick is late by this many seconds, the loop was away. Waits for the GIL take 5 ms."""
+"""If a tick is late by this many seconds, the loop did other work. Waits for the GIL take 5 ms."""
 ASLEEP = 1.0
 """After this many seconds without a tick, the process was suspended."""
 AWAY = 0.1
-"""Share of a timeout, up to `GRAIN`, that a late tick counts while connecting."""
+"""Share of a timeout, at most `GRAIN`, that a late tick counts during a connection attempt."""
 
 
 class Listener(Protocol):
@@ -42,7 +42,7 @@ class ListeningClock:
         self.seconds: float = 0.0
         self._passed = 0.0
         self.was_away: bool = False
-        """True if the loop was away before one of the latest two ticks."""
+        """True if the loop did other work before one of the latest two ticks."""
         self.sleeps: int = 0
         """Number of times that the loop or process stood still."""
         self._run: object = None
@@ -69,7 +69,6 @@ class ListeningClock:
 
     @asynccontextmanager
     async def within(self, seconds: float) -> AsyncIterator[None]:
-        """Raises `TimeoutError`."""
         async with asyncio.timeout(None) as limit:
             deadline = _Deadline(self, seconds, limit)
             self.watch(deadline)
@@ -121,7 +120,7 @@ def _run() -> object:
 
 
 class Silence:
-    """Time listened without an answer that is due. Stops if no caller waits."""
+    """Listening time in which a due answer hasn't arrived. Pauses while no caller waits."""
 
     __slots__ = ("_clock", "_looked", "_was_broken", "seconds")
 
@@ -142,7 +141,7 @@ class Silence:
     def go_on(self, *, connecting: float = math.inf) -> bool:
         """Return False if there was no silence.
 
-        ``connecting`` is the timeout of a connection attempt, in which late ticks count little.
+        ``connecting`` is the timeout of a connection attempt, during which late ticks count little.
         """
         now, looked = self._clock.seconds, self._looked
         passed = 0.0 if looked is None or self._was_broken else max(0.0, now - looked)

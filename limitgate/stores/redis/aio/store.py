@@ -100,7 +100,7 @@ class _LoopState:
 class AsyncRedisStore(RedisStoreBase, Remade):
     """Buckets in Redis for asyncio. Requests of the same loop iteration share a call.
 
-    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's options, or names several servers, see
+    ``url`` is ``redis://``, ``rediss://`` or ``unix://`` with redis-py's options, or the URL of several servers, see
     limitgate/stores/redis/url.py. The store connects on first use. It answers refused callers locally until they may retry;
     ``local_refusals=False`` asks Redis every time.
 

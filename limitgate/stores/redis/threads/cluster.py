@@ -97,7 +97,6 @@ class SyncCluster:
         self._map.node(self._map.holder(0)).connect()
 
     def close(self) -> None:
-        """Waits for refunds."""
         # No lock, see `ConnectionPool.close`.
         self._map.is_outdated = False
         for giving_back in list(self._giving_back):

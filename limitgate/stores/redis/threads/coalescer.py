@@ -1,8 +1,8 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
-The first thread is the leader and calls at once. Others wait; then the thread with the most time left leads the next call.
-With 32 threads this saves 30 % CPU in this process and half of it in Redis. Timeouts count only while the leader listens.
-If it hangs elsewhere, such as in a log handler, others wait `HANGS` more seconds.
+The first thread is the leader and calls at once. Others wait; then the thread with the most time left leads the next call. With
+32 threads this saves 30 % CPU in this process and half of it in Redis. Only time in which the leader listens counts for
+timeouts. If the leader hangs elsewhere, such as in a log handler, others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Exchange = Callable[[Sequence[AnyPlan], ListenDeadline], Sequence[AnyAnswer | St
 
 _LEADER = "goes"
 HANGS = 0.5
-"""Seconds after its timeout that a follower waits for a hanging leader."""
+"""Seconds that a follower waits after its timeout if the leader hangs."""
 _LOOK_EVERY = 0.05
 """Seconds between checks for a hanging leader."""
 
@@ -35,10 +35,10 @@ class _Request:
     def __init__(self, plan: AnyPlan, due: float) -> None:
         self.plan = plan
         self.due = due
-        """Deadline by ``CallCoalescer.listening.spent``."""
+        """Deadline on the clock ``CallCoalescer.listening.spent``."""
         self.outcome: AnyAnswer | StoreError | None = None
         self.wake = Lock()
-        """Held until an outcome, or leadership."""
+        """Locked until there is an outcome, or the thread becomes the leader."""
         self.wake.acquire()
 
 
@@ -54,7 +54,7 @@ class CallCoalescer:
         """The leader under `_LEADER`. ``dict.setdefault`` is atomic and cheaper than a lock."""
         self._lock = Lock()
         self.listening: ListenDeadline = ListenDeadline(0)
-        """``spent``: the total listening time of leaders."""
+        """In ``spent``, the total time in which leaders listened."""
 
     def spend(self, plan: AnyPlan, timeout: float) -> AnyAnswer:
         """Carry out a plan. Raises `StoreError` within ``timeout`` seconds."""

@@ -1,7 +1,7 @@
 """A sync connection to Redis, for one thread at a time.
 
-A `Session` parses the bytes, because redis-py restarts the timeout for each piece of a reply. While a thread waits for the
-GIL it receives nothing. So it waits in slices, and a slice counts only if the kernel waited for all of it.
+A `Session` parses the bytes, because redis-py restarts the timeout for each piece of a reply. A thread that waits for the GIL
+receives nothing. So it waits in slices. A slice counts only if all of it was spent in the kernel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from limitgate.stores.redis.session import NEED_DATA, Doubts, Event, Session
 from limitgate.stores.redis.wire import Call
 
 SLICE = 0.0125
-"""Seconds at most."""
+"""Maximum of seconds in a slice."""
 GRACE = 0.02
-"""Seconds to read after the deadline, for each of several servers."""
+"""Seconds to read after the deadline, for each server if there are several."""
 SHORTEST = 0.001
-"""Seconds at least."""
+"""Minimum of seconds in a slice."""
 
 STARVED_TURNS = 40
 """Waits for the GIL that don't count; connecting needs 5 to 25."""
@@ -61,7 +61,7 @@ class ListenDeadline:
 
 
 class WaitForThread:
-    """A deadline for a wait for another thread, which may wait for the GIL as well."""
+    """A deadline for a wait for another thread, because that thread may wait for the GIL as well."""
 
     def __init__(self, listen_deadline: ListenDeadline) -> None:
         self.listen_deadline = listen_deadline
@@ -97,7 +97,7 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     closings = 0
-    """Closings of the pool before dialing."""
+    """The pool's number of closings before dialing."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
@@ -123,7 +123,7 @@ class SyncConnection:
         return self.session.is_quiet()
 
     def send(self, data: bytes, listen_deadline: ListenDeadline) -> None:
-        """Send. Raises `TimeoutError`; another `OSError` becomes an event."""
+        """Send the calls. Raises `TimeoutError`; another `OSError` becomes an event."""
         self._left, self._doubted_at = listen_deadline.left, None
         left: bytes | memoryview = data
         # Usually all bytes are sent at once, so the first wait is not measured.

@@ -63,7 +63,7 @@ class Node:
         self._replies = replies
         self._failed = failed
         self._probe_due: float | None = None
-        """Time at which a request thread must probe, because no background thread could start."""
+        """Time of a probe by a request's thread, if no background thread could start."""
         self._probing = threading.Lock()
 
     @property
@@ -89,7 +89,6 @@ class Node:
             self._probing.release()
 
     def exchange(self, plans: Sequence[AnyPlan], listen_deadline: ListenDeadline) -> list[Outcome]:
-        """Raises `StoreError` after ``listen_deadline``."""
         if self._server.breaker.state != "closed":
             self._server.breaker.check(monotonic)
         call = Call(plans, common_shape(plans))
@@ -100,7 +99,6 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: KeptRequest, listen_deadline: ListenDeadline) -> Kept:
-        """Raises `StoreError` after ``listen_deadline``."""
         self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
@@ -124,7 +122,7 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait, and resend calls of a lost connection, see `session`. ``first`` is an earlier event."""
+        """Wait for answers, and resend calls of a lost connection, see `session`. ``first`` is an earlier event."""
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
             session = connection.session
@@ -156,7 +154,6 @@ class Node:
         self._connections.close()
 
     def connect(self) -> None:
-        """Raises `StoreError`."""
         self._connections.give(self._connections.take(ListenDeadline(CONNECT_TIMEOUT)))
 
     def retire(self) -> None:

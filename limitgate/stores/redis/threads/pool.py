@@ -24,9 +24,9 @@ from limitgate.stores.redis.session import Doubts
 from limitgate.stores.redis.threads.connection import SHORTEST, ListenDeadline, SyncConnection, WaitForThread
 
 CHECK_LOGINS_EVERY = 1.0
-"""Seconds between checks of logins, and for closed connections."""
+"""Seconds between checks of logins, and of connections that were closed."""
 MAX_CONNECTING = 4
-"""Threads per server."""
+"""Threads that connect, per server."""
 LOOK_EVERY = 1.0
 """Seconds between checks for unexpected data."""
 
@@ -47,7 +47,7 @@ class ConnectionPool:
         self._logins: WeakKeyDictionary[SyncConnection, Login] = WeakKeyDictionary()
         self._logins_changed = threading.Event()
         self._renewed_by = -1
-        """Closings when the renewal thread started; -1 without a thread."""
+        """Number of closings when the renewal thread started; -1 without a thread."""
 
     def take(self, listen_deadline: ListenDeadline, *, by_looking: bool = False) -> SyncConnection:
         """Return a connection without unread data. Raises `StoreError` after ``listen_deadline``.
@@ -73,13 +73,12 @@ class ConnectionPool:
             self.close_idle()
 
     def make_another(self) -> None:
-        """Open another connection. Close idle ones, which may have been dropped as well."""
+        """Open another connection. Close idle connections, which may have been dropped as well."""
         self.close_idle()
         with self._lock:
             self._begin_to_connect()
 
     def have_another(self, since: float) -> bool:
-        """True if another one was opened since."""
         return self._made_at >= since
 
     def close_idle(self) -> None:
@@ -87,7 +86,7 @@ class ConnectionPool:
             connection.close()
 
     def close(self) -> None:
-        """Close idle connections. Others close after one more use."""
+        """Close idle connections. Connections in use close after one more use."""
         # A signal handler may close while its thread holds the lock.
         self._closings += 1
         self.close_idle()

@@ -35,7 +35,7 @@ class _Use:
 
     def __init__(self) -> None:
         self.is_asking = self.closes = False
-        """True while a call is running; True to close after it."""
+        """True while a call is running, also to close the store afterwards."""
 
 
 class _ThreadState(threading.local):
