@@ -450,7 +450,7 @@ class ASGIExchange(Exchange):
         await self._send_refusal(refusal, kind)
 
     async def _have_answered(self, answer: ASGIApp, refusal: Refusal) -> None:
-        """Have the handler answer. If it fails, send the plain refusal and raise the handler's error."""
+        """If the handler fails, send the plain refusal and raise its error."""
         try:
             await answer(self.scope, self._receive, self._sending(refusal.waiting))
         except Exception:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _second_module_of_time() -> ModuleType:
-    """Return a second module `time`, whose functions freezegun doesn't replace."""
+    """Return a module `time` whose functions freezegun doesn't replace."""
     spec = find_spec("time")
     if spec is None or spec.loader is None:
         raise ImportError("the module time has no loader", name="time")
