@@ -193,8 +193,11 @@ def share(arguments: argparse.Namespace) -> None:
     versions = "print(', '.join(f'{name} {version(name)}' for name in ('litellm', 'token-throttle')))"
     command = [arguments.python, "-c", f"from importlib.metadata import version; {versions}"]
     peers = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    most = f"a maximum of {30 * INPUT} output tokens"
-    lines += ["", f"Requests name {most}, except of rows without one. {peers}; the lock of token-throttle may take 60 seconds."]
+    lines += [
+        "",
+        f"Requests set a maximum of {30 * INPUT} output tokens, except in rows 'no maximum'. The lock of token-throttle may",
+        f"wait for 60 seconds. Each row is one run; {peers}.",
+    ]
     if arguments.write:
         PAGE.write_text(inserted(PAGE.read_text(), "budgets", "\n".join(lines)))
 
