@@ -115,7 +115,7 @@ class Shop:
 def shop(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
+    for name in [name for name in os.environ if name.startswith("LIMITGATE_") and name != "LIMITGATE_TIMEOUT"]:
         monkeypatch.delenv(name)
     return Shop(redis_server.url, tmp_path)
 

@@ -203,7 +203,7 @@ def test_the_page_shows_every_framework_with_each_of_its_limiters() -> None:
         ] * 2 * len(peers)
 
 
-def test_every_copy_of_limitgate_limits_in_its_framework(redis_server) -> None:
+def test_every_copy_of_limitgate_limits_in_its_framework(own_redis) -> None:
     """On both stores two requests of a client pass and the third is refused, so what is measured is a limiter at work."""
     program = """if True:
         import sys
@@ -220,7 +220,7 @@ def test_every_copy_of_limitgate_limits_in_its_framework(redis_server) -> None:
                         crowd = door(framework.limiters[0].build(url, {"day": 2}))
                         print(sum((crowd(iter([client]), 1) for _ in range(3)), Counter()))
     """
-    command = [sys.executable, "-c", program, redis_server.url]
+    command = [sys.executable, "-c", program, own_redis.url]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.stdout.splitlines() == [str(Counter({200: 2, 429: 1}))] * 2 * len(frameworks.frameworks()), done.stderr
 

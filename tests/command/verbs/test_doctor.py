@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,21 @@ def test_doctor_healthy_redis_reports_no_problem(redis_server: RedisServer) -> N
     assert text.endswith("no problem found\n")
 
 
+@contextmanager
+def user(server: RedisServer, name: str, *rights: str) -> Iterator[None]:
+    """A user of the server, with the password `SECRET`."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", name, "reset", "on", f">{SECRET}", *rights)
+        try:
+            yield
+        finally:
+            client.execute_command("ACL", "DELUSER", name)
+
+
 def test_doctor_leaves_no_key(redis_server: RedisServer) -> None:
     assert doctor("--store", redis_server.url, "--key-prefix", "of-doctor").exit_code == 0
-    assert redis.Redis.from_url(redis_server.url).keys("of-doctor*") == []
+    with redis_server.client() as client:
+        assert client.keys("of-doctor*") == []
 
 
 def test_doctor_cluster_describes_each_node(redis_cluster: RedisCluster) -> None:
@@ -78,15 +92,11 @@ def test_doctor_unreachable_store_exits_with_3_and_shows_no_password() -> None:
 
 
 def test_doctor_user_without_rights_reports_them(redis_server: RedisServer) -> None:
-    admin = redis.Redis.from_url(redis_server.url)
-    admin.execute_command("ACL", "SETUSER", "ill", "reset", "on", f">{SECRET}", "~limitgate:*", "+@all", "-set")
-    try:
+    with user(redis_server, "ill", "~limitgate:*", "+@all", "-set"):
         url = redis_server.url.replace("://", f"://ill:{SECRET}@", 1)
         found = facts("--store", url, status=3)
         assert ("store", "error", "LG021") in [(each["area"], each["level"], each["code"]) for each in found["findings"]]
         assert SECRET not in json.dumps(found)
-    finally:
-        admin.execute_command("ACL", "DELUSER", "ill")
 
 
 def test_doctor_options_are_without_secrets(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,18 +119,14 @@ def test_doctor_rules_reports_every_error(tmp_path: Path) -> None:
 
 
 def test_doctor_app_takes_its_options(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    admin = redis.Redis.from_url(redis_server.url)
-    admin.execute_command("ACL", "SETUSER", "of-app", "reset", "on", f">{SECRET}", "~shop:*", "+@all")
     (tmp_path / "of_doctor.py").write_text(
         "from limitgate import LimitGateWSGI, RedisStore, Rule\n"
         "app = LimitGateWSGI(lambda *_: [], rules=[Rule('api', '5/second')],\n"
         f"    store=RedisStore({redis_server.url!r}, credentials=lambda: ('of-app', {SECRET!r})), key_prefix='shop')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    try:
+    with user(redis_server, "of-app", "~shop:*", "+@all"):
         found = facts("--app", "of_doctor:app")
-    finally:
-        admin.execute_command("ACL", "DELUSER", "of-app")
     assert found["options"]["key_prefix"] == "shop"
     assert found["options"]["rules"] == {"default": 1}
     assert len(found["store"]["servers"]) == 1
