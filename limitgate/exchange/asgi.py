@@ -478,7 +478,7 @@ class ASGIExchange(Exchange):
         is_denial = is_denial and (status == refusal.status or _handles_refusal())
         if not is_denial or not self._denials.are_handlers:
             return False
-        return self._denials.answer(self.scope, refusal, self.scope["limitgate"]) is not None
+        return self._denials.answer(self.scope, refusal, overall_decision(self._admission)) is not None
 
     def end_now(self) -> bool:
         """End the request. Return True if `Refunds.asettle` is needed."""

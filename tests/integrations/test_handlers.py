@@ -179,6 +179,21 @@ def test_a_dependency_that_refuses(kind: Any) -> None:
     assert isinstance(times[0], RateLimited)
 
 
+def test_handler_that_removes_the_decision_from_the_scope_answers() -> None:
+    """The decision comes from the gate, not from the scope, which the application may change."""
+
+    def removes(request: Any, error: Any) -> JSONResponse:
+        del request.scope["limitgate"]
+        return own(request, error)
+
+    app = FastAPI(dependencies=[Depends(RateLimit("1/minute", name="one"))], exception_handlers={429: removes})
+    app.get("/")(lambda: "hello")
+    app.add_middleware(LimitGate, rules=[Rule("all", "9/minute")], store=MemoryStore(Clock()))
+    passed, refused = replies(app)
+    assert (passed.status, refused.status) == (200, 429)
+    assert (refused.headers["x-own"], refused.headers["retry-after"]) == ("yes", "60")
+
+
 @pytest.mark.parametrize(("kind", "types"), [(429, []), (HTTPException, ["application/problem+json"])])
 def test_the_document_says_what_is_known_of_the_answer(kind: Any, types: list[str]) -> None:
     """The body of a handler's response is its own, so OpenAPI describes none."""
