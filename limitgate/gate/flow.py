@@ -71,7 +71,6 @@ Flow = Generator[tuple[AnyPlan, float] | Awaited, Any, T]
 AnyRequest = AnyPlan | ConfigRequest | FleetRequest
 ConfigFlow = Generator[tuple[AnyRequest, float] | Awaited, Any, T]
 """A flow that may also yield a `ConfigRequest`, or a `FleetRequest` to a store that keeps snapshots."""
-_KEPT = (ConfigRequest, FleetRequest)
 
 
 def body_read(request: Request, most: int) -> Flow[None]:
@@ -165,10 +164,10 @@ def run(store: SyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -> 
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if not isinstance(request, _KEPT):
-                answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
-            elif isinstance(request, FleetRequest):
+            if isinstance(request, FleetRequest):
                 answer = store.fleet(request, budget.within(wish[1]))  # type: ignore[attr-defined]  # See `ConfigFlow`.
+            elif not isinstance(request, ConfigRequest):
+                answer = store.spend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
             elif isinstance(store, SyncConfigStore):
                 answer = store.config(request, budget.within(wish[1]))
             else:
@@ -191,10 +190,10 @@ def arun(store: AsyncStore, flow: ConfigFlow[T], budget: Budget | None = None) -
         request, began = wish[0], monotonic()
         answer: Any
         try:
-            if not isinstance(request, _KEPT):
-                answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
-            elif isinstance(request, FleetRequest):
+            if isinstance(request, FleetRequest):
                 answer = await store.afleet(request, budget.within(wish[1]))  # type: ignore[attr-defined]  # See `ConfigFlow`.
+            elif not isinstance(request, ConfigRequest):
+                answer = await store.aspend(request, budget.within(wish[1]))  # type: ignore[arg-type]  # The store takes plain plans.
             elif isinstance(store, AsyncConfigStore):
                 answer = await store.aconfig(request, budget.within(wish[1]))
             else:
