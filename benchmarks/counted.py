@@ -34,7 +34,7 @@ CROWDED = 32
 OPTIONS: dict[str, Any] = {"on_error": "closed", "timeout": 60.0}
 """Nothing is late, however slow it is under callgrind."""
 CLIENTS = 128
-"""Few, as each comes once before anything is counted."""
+"""Clients of each case. Each sends a request before the count begins, so there are few."""
 _BETWEEN_US = 80_000
 """From one reading of the memory store's clock to the next: a lap of all clients takes ten seconds."""
 
@@ -94,7 +94,7 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
     bare_keyed = keyed(starlette())
     crowds = (
         Case(asgi(_gated(memory()))),
-        # An application each: from 2,048 requests on, one would count its clients, which a timer does otherwise.
+        # Two applications: after 2,048 requests to one, a request would count the clients, which otherwise a timer does.
         Case(asgi(_gated(url))),
         Case(asgi(_gated(url)), CROWDED),
         Case(wsgi(_gated_wsgi(memory()))),

@@ -14,7 +14,7 @@ from limitgate.stores.redis import plain
 from tests.simulation.world import BEGAN, World
 
 MAX_BUCKETS = 4095
-"""The store then has one dictionary: which of several a key falls into depends on the hash seed."""
+"""So few that the store has one dictionary. With several, the hash seed would decide which of them has a key."""
 
 DECLINES = 0.01
 """Share of plain plans that a script declines without need, as if another version had written the bucket."""

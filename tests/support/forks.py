@@ -1,6 +1,6 @@
-"""Python programs that are forked from one interpreter, which has imported for all of them what takes most of their start.
+"""Forks Python programs from one interpreter that has already imported most of their modules.
 
-That interpreter, ``python -m tests.support.forks``, is named what to import, and told on its standard input what to run.
+That interpreter runs ``python -m tests.support.forks MODULE...``. It reads the programs from its standard input.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ DJANGO = (
     "tests.support.doors",
     "tests.support.markdown",
 )
-"""For projects of Django, which have to have processes of their own."""
+"""For projects of Django, each of which needs its own process."""
 MOMENT = 0.02
 """Seconds between two looks at whether a program has ended."""
 
@@ -96,7 +96,7 @@ class Forked:
 
 
 def can_run(command: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether it is a module, and no variable of Python's own is to change how an interpreter starts."""
+    """True for a module, unless a ``PYTHON`` variable may change how an interpreter starts."""
     return list(command[:2]) == [sys.executable, "-m"] and not any(name.startswith("PYTHON") for name in environment)
 
 
@@ -108,7 +108,7 @@ def start(
     *,
     imported: tuple[str, ...] = SERVERS,
 ) -> Forked:
-    """Run ``[sys.executable, "-m", module, ...]``; what it writes comes into a file."""
+    """Run ``[sys.executable, "-m", module, ...]``. The file ``output`` gets what it prints."""
     output.write_bytes(b"")
     told = {"module": command[2], "words": command[3:], "output": str(output), "cwd": str(cwd)}
     parent = _parent(imported)
@@ -155,13 +155,13 @@ _parent = cache(_Parent)
 
 
 def _serve() -> None:
-    """Fork and look after children, as told."""
+    """Start programs, and answer whether they have ended."""
     for name in sys.argv[1:]:
         with suppress(ImportError):
             import_module(name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
-    gc.freeze()  # No child looks at what it shares: that would copy it.
+    gc.freeze()  # A collection in a child would copy the shared memory.
     for line in sys.stdin:
         told = json.loads(line)
         if "pid" in told:

@@ -1,4 +1,4 @@
-"""What the processes of a test do: a module of its own, so that they import little."""
+"""Work for the processes of tests. They import this module instead of a test module, because it needs few others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENT = 20.0
 
 
 def hammer(url: str, plan: Plan, seconds: float, together: threading.Barrier, found: Any, *, in_loop: bool) -> None:
-    """Ask for a while, at the same time as others; between which times each request was admitted."""
+    """Send requests for some seconds, beside other processes. ``found`` gets the start and end of each admitted request."""
     spans: list[tuple[float, float]] = []
     if in_loop:
         asyncio.run(_hammer_in_loop(url, plan, seconds, together, spans))
@@ -44,7 +44,7 @@ async def _hammer_in_loop(
 
 
 def drain(server: tuple[str, str], limit: str, count: int, start: threading.Barrier, came: Any) -> None:
-    """Wait until all are there, and say when they were and when one's own items came, to whichever of eight tasks."""
+    """Share a pace with other processes, by eight tasks. ``came`` gets the time of the start and of each item."""
 
     async def main() -> list[float]:
         url, prefix = server

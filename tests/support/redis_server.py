@@ -61,7 +61,7 @@ class RedisServer:
             raise RuntimeError(f"the server runs already, pid {self.process.pid}")
         quiet = subprocess.DEVNULL
         command = self._command + _spelled(options)
-        # In its own session: the kernel continues stopped processes of a group whose last parent ends, so a frozen server too.
+        # In its own session. If the parent of a process group ends, the kernel continues the stopped processes of the group.
         self.process = subprocess.Popen(command, env=self._environment, stdout=quiet, stderr=quiet, start_new_session=True)
         self._guard.watch(self.process.pid)
         deadline = time.monotonic() + 20
