@@ -136,9 +136,22 @@ class RedisCluster:
         return count
 
     def begin_migration(self, slot: int, source: RedisServer, target: RedisServer) -> None:
-        """A slot is moving from a node to another one; keys that do not exist yet begin at the target."""
+        """A slot is moving from a node to another one; keys that do not exist yet begin at the target.
+
+        First the nodes have to agree. One that missed an epoch of another would claim the slot with an older one, in vain.
+        """
+        eventually(self._agrees, "all nodes to know who holds what")
         self.say(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.id_of(source))
         self.say(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", self.id_of(target))
+
+    def _agrees(self) -> bool:
+        return len({frozenset(self._claims(node)) for node in self.nodes}) == 1
+
+    def _claims(self, node: RedisServer) -> Iterator[tuple[str, ...]]:
+        said = self.say(node, "CLUSTER", "NODES")
+        for line in (said.decode() if isinstance(said, bytes) else str(said)).splitlines():
+            name, _, _, _, _, _, epoch, _, *slots = line.split()
+            yield name, epoch, *(each for each in slots if not each.startswith("["))
 
     def migrate_keys(self, slot: int, source: RedisServer, target: RedisServer) -> int:
         """Move the keys of a slot; how many there were."""

@@ -24,6 +24,7 @@ from redis.retry import Retry
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.process import background, switch
+from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.credentials import Credentials, Login
@@ -162,13 +163,14 @@ class Dialer:
         if address is None and self._sentinels:
             address = self._master(options)
         login = self._login(options.get("socket_timeout", LOGIN_TIMEOUT))
+        began = monotonic()
         connection = self._reached(server, self._connection(address, login, **options))
         try:
             said = _said(connection, self._inspection.question)
         except Exception as error:
             self._tls.look_again(server, connection, error)
             raise
-        self._inspection.heard(server, said)
+        self._inspection.heard(server, said, began)
         return connection
 
     async def adial(self, clock: ListeningClock, address: Address | None = None) -> Any:
@@ -188,13 +190,15 @@ class Dialer:
         server = server_name(address)
         if address is None and self._sentinels:
             address = await self._amaster(clock)
-        connection = await self._areached(server, partial(self._connection, address, await self._alogin()))
+        login = await self._alogin()
+        began = monotonic()
+        connection = await self._areached(server, partial(self._connection, address, login))
         try:
             said = await _asaid(connection, self._inspection.question)
         except Exception as error:
             self._tls.look_again(server, connection, error)
             raise
-        self._inspection.heard(server, said)
+        self._inspection.heard(server, said, began)
         return connection
 
     def slots(self, node: Address) -> Any:

@@ -102,7 +102,7 @@ class Inspection:
         self._evicts = Once(Diagnosis.EVICTS)
         self._replaced = Once(Diagnosis.REPLACED)
         self._unknown = Once(Diagnosis.COMMANDS)
-        self._told: dict[str, Diagnosis] = {}
+        self._told: dict[str, tuple[Diagnosis, float]] = {}
         self._refused: dict[tuple[str, Diagnosis], float] = {}
         self._masters: set[str] = set()
 
@@ -140,12 +140,16 @@ class Inspection:
         self._tell(server, Diagnosis.TLS, reason)
 
     def _tell(self, server: str, diagnosis: Diagnosis, reason: str) -> None:
-        if self._told.get(server) is not diagnosis:
-            self._told[server] = diagnosis
+        before, _ = self._told.get(server, (None, 0.0))
+        self._told[server] = diagnosis, monotonic()
+        if before is not diagnosis:
             diagnosis.log(server, reason)
 
-    def heard(self, server: str, reply: object) -> None:
-        self._told.pop(server, None)
+    def heard(self, server: str, reply: object, began: float) -> None:
+        """Inspect a new connection. It proves nothing about errors after it ``began``, in `monotonic` seconds."""
+        _, failed = self._told.get(server, (None, math.inf))
+        if failed < began:
+            self._told.pop(server, None)
         with logged_errors():
             report = read_report(reply)
             if report is not None:

@@ -148,8 +148,10 @@ def test_it_is_told_again_after_it_was_cured(guarded: RedisServer, caplog: pytes
         store._connecting.join(PATIENCE)
         for password, errors in (("p", 0), ("other", 1), ("other", 1), ("p", 1), ("third", 2)):
             client.config_set("requirepass", password)
-            asked, deadline = 0, time.monotonic() + PATIENCE
-            while asked < 2 or (len(lines(caplog, logging.ERROR)) < errors and time.monotonic() < deadline):
+            asked, told, deadline = 0, store.inspection._told, time.monotonic() + PATIENCE
+            while asked < 2 or (
+                (len(lines(caplog, logging.ERROR)) < errors or (password == "p" and told)) and time.monotonic() < deadline
+            ):
                 store.close()  # a thread in the background may have a connection that has logged in before
                 gate({"REQUEST_METHOD": "GET", "PATH_INFO": "/", "REMOTE_ADDR": "192.0.2.1"}, lambda *_: None)
                 asked += 1

@@ -15,7 +15,7 @@ import pytest
 import redis
 from redis.asyncio.connection import ConnectionPool as AsyncPool
 from redis.connection import ConnectionPool
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
 from limitgate import StoreError
 from limitgate.algorithms import script
@@ -120,14 +120,27 @@ def test_a_node_in_the_place_of_another(caplog: pytest.LogCaptureFixture) -> Non
     """On a cluster a node is compared with itself, or with the one whose history it has followed; that is then forgotten."""
     inspection = Inspection()
     for server in ("a", "b"):
-        inspection.heard(server, info_of(Data(server, server, NOBODY)))
+        inspection.heard(server, info_of(Data(server, server, NOBODY)), 0.0)
     assert inspection.replacements == 0
-    inspection.heard("c", info_of(Data("c", "c", "a")))
+    inspection.heard("c", info_of(Data("c", "c", "a")), 0.0)
     assert inspection.replacements == 1
-    inspection.heard("d", info_of(Data("d", "d", "a")))
-    inspection.heard("c", info_of(Data("c", "c", "a")))
+    inspection.heard("d", info_of(Data("d", "d", "a")), 0.0)
+    inspection.heard("c", info_of(Data("c", "c", "a")), 0.0)
     assert inspection.replacements == 1
     assert [message.partition(":")[0] for message in caplog.messages] == ["LG019 c was restarted or replaced"]
+
+
+def test_a_connection_proves_nothing_about_later_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Several threads connect. One that logged in before the password changed ends no error that another one met since."""
+    inspection, wrong = Inspection(), AuthenticationError("invalid username-password pair or user is disabled.")
+    began = time.monotonic()
+    inspection.failed("redis:6379", wrong)
+    inspection.heard("redis:6379", [], began)
+    inspection.failed("redis:6379", wrong)
+    assert len(caplog.messages) == 1
+    inspection.heard("redis:6379", [], time.monotonic())
+    inspection.failed("redis:6379", wrong)
+    assert [message[:5] for message in caplog.messages] == ["LG022", "LG022"]
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------
