@@ -1,14 +1,13 @@
 """Runs the tests on versions of Python, dependencies, stores and servers, and writes docs/compatibility.md.
 
-`make matrix` runs every cell, `make matrix CELLS="python-3.14 valkey-9.1"` some. A cell that cannot run here says why. Results
-are kept in build/matrix/results.json, logs beside it. Interpreters and stores of another Debian release are unpacked under
-.cache/ with their own libc, and nothing is installed.
+`make matrix` runs every cell, `make matrix CELLS="python-3.14 valkey-9.1"` some; other rows stay. A cell that cannot run here
+says why. Logs are in build/matrix. Interpreters and stores of another Debian release are unpacked under .cache/ with their own
+libc, and nothing is installed.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import json
 import os
 import re
 import shutil
@@ -297,13 +296,25 @@ CELLS = [
 ]
 
 
-def table(results: dict[str, dict[str, str]]) -> str:
+def results_of(page: str) -> dict[str, tuple[str, str]]:
+    """Return results and dates by cell from the table of a page."""
+    rows = re.findall(r"^\| `(\S+)` \| .*? \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    return {name: (result, date) for name, result, date in rows}
+
+
+def table(results: dict[str, tuple[str, str]]) -> str:
     """Return the table of all cells."""
     rows = ["| cell | what | result | run |", "|---|---|---|---|"]
     for cell in CELLS:
-        found = results.get(cell.name, {"result": "not run", "at": ""})
-        rows.append(f"| `{cell.name}` | {cell.what} | {found['result']} | {found['at']} |")
+        result, date = results.get(cell.name, ("not run", ""))
+        rows.append(f"| `{cell.name}` | {cell.what} | {result} | {date} |")
     return "\n".join(rows)
+
+
+def write(results: dict[str, tuple[str, str]]) -> None:
+    """Write the table into the page."""
+    before, _, rest = PAGE.read_text("utf-8").partition(START)
+    PAGE.write_text(f"{before}{START}\n{table(results)}\n{END}{rest.partition(END)[2]}", "utf-8")
 
 
 def main() -> None:
@@ -313,9 +324,7 @@ def main() -> None:
     if unknown:
         sys.exit(f"matrix: no cell {', '.join(sorted(unknown))}, expected some of {', '.join(cell.name for cell in CELLS)}")
     BUILD.mkdir(parents=True, exist_ok=True)
-    file = BUILD / "results.json"
-    results: dict[str, dict[str, str]] = json.loads(file.read_text()) if file.exists() else {}
-    failed = False
+    results, failed = results_of(PAGE.read_text("utf-8")), False
     for cell in CELLS:
         if cell.name not in chosen:
             continue
@@ -326,12 +335,9 @@ def main() -> None:
             result = f"not run: {error}"
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             result, failed = f"**failed**: {error}", True
-        results[cell.name] = {"result": result.replace("|", "/"), "at": f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"}
+        results[cell.name] = result.replace("|", "/"), f"{dt.datetime.now(dt.UTC):%Y-%m-%d}"
         print(f"{cell.name}: {result}", flush=True)
-        file.write_text(json.dumps(results, indent=2))
-    page = PAGE.read_text("utf-8")
-    before, _, rest = page.partition(START)
-    PAGE.write_text(f"{before}{START}\n{table(results)}\n{END}{rest.partition(END)[2]}", "utf-8")
+        write(results)
     sys.exit(int(failed))
 
 
