@@ -21,7 +21,7 @@ RESCALES = True
 LOAD = Load(1, 0.6, 1.5)
 """Measured in calls of 32. A charge of 1, 16 or 64 windows takes 11, 34 or 102 µs; a refund of 64 takes 230 µs."""
 LOAD_OF_LEASE = 0.8
-"""µs per bit of a lease and window. Measured: 15 µs for 10 requests, 39 µs for a million."""
+"""µs per window and bit of its lease. Measured: 15 µs for 10 requests, 39 µs for a million."""
 MAX_OWED_US = 2**52
 """Maximum debt, 142 years in µs; keeps Lua's doubles exact."""
 
@@ -77,8 +77,8 @@ def apply_adjustment(
 ) -> Sequence[int]:
     """Refund what was charged ``elapsed_us`` ago and hasn't drained since.
 
-    A negative amount is charged even if it doesn't fit, up to `MAX_OWED_US`. A turn with later turns behind it isn't refunded,
-    because the next request would get the last turn a second time. This doesn't apply to ``borrow``.
+    A negative amount is charged even if it doesn't fit, up to `MAX_OWED_US`. A turn with other turns behind it isn't
+    refunded, or the next request would get a turn that is taken. With ``borrow`` it is refunded.
     """
     right = []
     for debt, ticks, grace, limit in zip(debts, back, grace_us, bucket.limits):

@@ -230,7 +230,8 @@ class _Around:
     def check_options(self, given: Mapping[str, Any]) -> None:
         if given and terms_of(given) != self._work.terms:
             raise ConfigError(
-                f"adaptive: {self.name!r:.80} already exists with other options, expected the same ones, none, or another name"
+                f"adaptive: {self.name!r:.80} already exists with other options, "
+                "expected the same options, no options, or another name"
             )
 
 

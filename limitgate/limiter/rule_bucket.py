@@ -204,7 +204,7 @@ def rule_bucket(
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
     if not chosen.has_limits:
-        raise ConfigError(f"rule {chosen.name!r} has no limits, expected one that counts")
+        raise ConfigError(f"rule {chosen.name!r} has no limits, expected a rule with limits")
     if not chosen.has_counts and parts.get("limits") is None:
         raise ConfigError(
             f"rule {chosen.name!r} is adaptive: it counts requests in flight in each process, not clients; expected a "

@@ -99,7 +99,7 @@ class Diagnosis(Enum):
     OBSERVER_FAILED = (
         "LG036",
         (
-            "observer %s failed with %s, so some metrics are missing; see its own log; later metrics are still exported, "
+            "observer %s failed with %s, so metrics are missing; see the observer's log; later metrics are still exported, "
             "and further failures are not logged"
         ),
     )

@@ -25,7 +25,7 @@ FAILED_SHARE = 0.1
 """Share of failures that cuts the limit to `AFTER_FAILURES`."""
 AFTER_FAILURES = 0.9
 MUCH_FASTER = 0.85
-"""If requests in a dip take less than this share of the baseline, another dip follows."""
+"""If requests in a dip take less than this share of the baseline before it, another dip follows."""
 CUT = 0.7
 """Factor of a cut. If the queue is local, a cut makes requests faster."""
 SLOW = 1.1

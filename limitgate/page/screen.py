@@ -53,7 +53,7 @@ def _ban(key: str, names: Names) -> str:
 
 
 def screen(figures: Figures) -> dict[str, Any]:
-    """Cut the figures of a large fleet, because a page sends them every two seconds."""
+    """Shorten the figures of a large fleet, because they are sent every two seconds."""
     rules: Sequence[Mapping[str, Any]] = figures.get("rules", ())
     processes: Sequence[Mapping[str, Any]] = figures.get("processes", ())
     kept = [{name: each[name] for name in _OF_RULE} for each in rules[:MOST_RULES]]

@@ -93,7 +93,7 @@ def test_one_name_is_one_object(kind: Any) -> None:
     assert limiter.adaptive("db") is work
     assert limiter.adaptive("mail") is not work
     assert kind(NOWHERE).adaptive("db") is not work
-    with pytest.raises(ConfigError, match=r"'db' already exists with other options, expected the same ones, none"):
+    with pytest.raises(ConfigError, match=r"'db' already exists with other options, expected the same options, no"):
         limiter.adaptive("db", min=3)
 
 

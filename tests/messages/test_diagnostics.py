@@ -91,7 +91,7 @@ CURES = {
     "LG028": "set the option processes",
     "LG034": ": %s",  # the message of the `ConfigError`
     "LG035": "restart to apply them",
-    "LG036": "see its own log",
+    "LG036": "see the observer's log",
     "LG039": "expected %s",  # the code that keeps it
     "LG049": "expected %s",  # what has an id
     "LG061": ": %s",

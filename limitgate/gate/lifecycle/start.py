@@ -105,7 +105,7 @@ def counts_of(settings: Settings, *, is_observed: bool) -> Counts | None:
 
 
 def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
-    """Write snapshots for the fleet after the first answer."""
+    """Write snapshots for the fleet once the store has answered."""
     store, tally = gate.store, counts.tally
     if tally is not None and isinstance(store, SyncFleetStore | AsyncFleetStore):
         counts.publisher = Publisher(

@@ -97,7 +97,7 @@ class SyncConnection:
 
     others: OtherConnections | None = None
     closings = 0
-    """The pool's number of closings before dialing."""
+    """How often the pool had been closed before dialing."""
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()

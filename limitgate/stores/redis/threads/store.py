@@ -48,7 +48,7 @@ class RedisStore(RedisStoreBase, Remade):
 
     ``url``, ``local_refusals`` and a sync ``credentials`` are those of `limitgate.stores.redis.aio.store.AsyncRedisStore`.
     Raises `ConfigError`. If a signal handler, a finalizer or a log handler calls the store during a call, this raises
-    `StoreError`, because waiting would deadlock. `close` takes effect at the end of the call.
+    `StoreError`, because waiting would deadlock. There, `close` takes effect when the outer call ends.
     """
 
     measures_silence = takes_plain = True
