@@ -20,6 +20,8 @@ Command = tuple[bytes, ...]
 _LINE = re.compile(rb'^\+[\d.]+ \[\d+ (\S+?)\] (".*")$')
 _ARGUMENT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _SENTINEL = b"benchmark is over"
+_IN_BACKGROUND = (b"limitgate:fleet", b"limitgate:refusal-ids")
+"""Keys of snapshots and of what processes agree upon at the start: calls at times of their own."""
 
 
 class Spent(NamedTuple):
@@ -40,7 +42,7 @@ def spent(server: Any, commands: Iterable[bytes]) -> Spent:
 
 
 def overheard(server: RedisServer, send: Callable[[], object]) -> list[Command]:
-    """The commands that clients sent while ``send`` ran; what scripts called is not among them."""
+    """The commands that clients sent for requests while ``send`` ran; what scripts called is not among them."""
     with socket.socket(socket.AF_UNIX) as monitor:
         monitor.connect(str(server.socket))
         monitor.sendall(b"MONITOR\r\n")
@@ -58,7 +60,7 @@ def _until_sentinel(lines: Iterable[bytes]) -> Iterator[Command]:
         command = parsed(line)
         if command and command[-1] == _SENTINEL:
             return
-        if command and command[0] not in (b"HELLO", b"CLIENT"):
+        if command and command[0] not in (b"HELLO", b"CLIENT") and not any(each.startswith(_IN_BACKGROUND) for each in command):
             yield command
     raise RuntimeError("Redis stopped answering MONITOR")
 

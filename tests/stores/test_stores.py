@@ -403,7 +403,12 @@ def test_closing_a_store_that_begins_to_connect(own_redis: RedisServer) -> None:
             call = threads.submit(store.spend, a_plan(), PATIENT)
             store.connect_soon()
             pool = store._servers._connections  # type: ignore[attr-defined]  # of one server
-            assert eventually(lambda: pool._wanted == 2)
+
+            def both_connect() -> bool:
+                with pool._lock:  # a thread that wants a connection begins to connect under the same lock
+                    return pool._wanted == 2
+
+            assert eventually(both_connect)
             store.close()
         assert call.result().admitted
     assert eventually(lambda: visitors(own_redis) == 0 and not pool._connecting)
