@@ -203,9 +203,13 @@ def _line(frame: FrameType, ahead: int = 0) -> str:
     return linecache.getline(frame.f_code.co_filename, frame.f_lineno + ahead).strip()
 
 
-def _begins(frame: FrameType, line: str) -> bool:
-    """True if a block begins with a line: no signal strikes there, as no call has ended just before."""
-    return line.startswith(("try:", "with ")) or _line(frame, -1) == "finally:"
+def _begins(frame: FrameType, line: str, before: str) -> bool:
+    """True if a block begins with a line: no signal strikes there, as no call has ended just before.
+
+    Or a comprehension goes on, which CPython 3.12 traces as lines of its function: what is raised there by a tracer, and by no
+    signal, leaves a ``with`` without its end.
+    """
+    return line.startswith(("try:", "with ")) or _line(frame, -1) == "finally:" or line == before
 
 
 class Strikes:
@@ -237,7 +241,7 @@ class Strikes:
         if event == "line" and not self.struck:
             before, line = self._before.get(frame, ""), _line(frame)
             self._before[frame] = line
-            if "(" in before and not before.startswith(("return ", "with ", "class ")) and not _begins(frame, line):
+            if "(" in before and not before.startswith(("return ", "with ", "class ")) and not _begins(frame, line, before):
                 self._left -= 1
                 if self._left < 0:
                     self.struck = f"{frame.f_code.co_filename}:{frame.f_lineno}"
