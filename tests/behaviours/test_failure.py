@@ -755,7 +755,7 @@ def slow_to_greet(server: RedisServer, seconds: float, folder: Path) -> Iterator
 def test_connecting_may_take_longer_than_a_request(site: Open, own_redis: RedisServer, tmp_path: Path) -> None:
     """Where the handshake takes longer than the timeout, it goes on behind the requests, and the store is reached."""
     with slow_to_greet(own_redis, 6 * TIMEOUT, tmp_path) as url:
-        it = site(Rule("api", "3/day"), store=url, timeout=TIMEOUT)
+        it = site(Rule("api", "1000/day"), store=url, timeout=TIMEOUT)
         reply, seconds = ticking(it)
         assert (reply.status, it.seen[0].degraded) == (200, True)
         assert seconds < TIMEOUT + SLACK
@@ -764,7 +764,7 @@ def test_connecting_may_take_longer_than_a_request(site: Open, own_redis: RedisS
             assert time.monotonic() < deadline
             it.idle()
             assert it.ask().status == 200
-        assert it.statuses(3) == [200, 200, 429]
+        assert 1000 - len(it.seen) <= it.seen[-1].remaining < 1000  # requests that did not wait may count, too
         it.close()
 
 

@@ -27,6 +27,7 @@ from limitgate.process import background
 from limitgate.stores.redis import leases, replies, wire
 from tests.algorithms.test_differential import a_limit
 from tests.stores.test_stores import PATIENT, REDIS, SLACK, AsyncDoor, Door, Tunnel, admitted, eventually
+from tests.support.attempts import at_best
 from tests.support.effort import EXAMPLES, RANDOM
 from tests.support.hammering import hammer
 from tests.support.lease_world import START, History, Process, World
@@ -702,12 +703,26 @@ SHARED = Limit(f"{RATE}/second burst {BURST}", lease=20)
 
 def test_real_processes_admit_no_more_than_their_limit(own_redis: RedisServer) -> None:
     """Three processes that hammer at one limit get what it allows, in no interval more, and most of it."""
+
+    def complaints() -> list[str]:
+        found = hammered(own_redis)
+        for since, _ in found:
+            ends = sorted(after for before, after in found if before >= since)
+            for number, until in enumerate(ends, 1):
+                assert number <= BURST + RATE * (until - since) * 1.0005 + 1
+        return [] if len(found) > 0.8 * (BURST + RATE * LONG) else [f"only {len(found)}"]
+
+    assert at_best(complaints) == []
+
+
+def hammered(server: RedisServer) -> list[tuple[float, float]]:
+    """When each admitted call of three processes began and ended."""
+    with server.client() as client:
+        client.flushall()
     context = multiprocessing.get_context("spawn")
     together, spans = context.Barrier(3), context.Queue()
     processes = [
-        context.Process(
-            target=hammer, args=(own_redis.url, a_plan(SHARED), LONG, together, spans), kwargs={"in_loop": place == 0}
-        )
+        context.Process(target=hammer, args=(server.url, a_plan(SHARED), LONG, together, spans), kwargs={"in_loop": place == 0})
         for place in range(3)
     ]
     for process in processes:
@@ -715,9 +730,4 @@ def test_real_processes_admit_no_more_than_their_limit(own_redis: RedisServer) -
     found = sorted(span for _ in processes for span in spans.get(timeout=120))
     for process in processes:
         process.join()
-    lasted = found[-1][1] - found[0][0]
-    assert 0.8 * (BURST + RATE * LONG) < len(found) <= BURST + RATE * lasted * 1.0005 + 1
-    for since, _ in found:
-        ends = sorted(after for before, after in found if before >= since)
-        for number, until in enumerate(ends, 1):
-            assert number <= BURST + RATE * (until - since) * 1.0005 + 1
+    return found
