@@ -764,7 +764,9 @@ class Tunnel:
         self._swallowed.update(self._ends)
 
     def close(self) -> None:
-        for end in (self._listener, *self._ends):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # first, since it may be about to keep sockets
+        for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
@@ -777,8 +779,8 @@ class Tunnel:
             while True:
                 near = self._listener.accept()[0]
                 far = socket.socket(socket.AF_UNIX)
-                far.connect(str(self._target))
                 self._ends += [near, far]
+                far.connect(str(self._target))
                 for source, sink in ((near, far), (far, near)):
                     self._threads.append(threading.Thread(target=self._step_down, args=(source, sink)))
                     self._threads[-1].start()

@@ -27,12 +27,15 @@ class ForgetfulNat:
         """Connections so far."""
         self._epoch = 0
         self._sockets: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._accepting.join()  # first, since it may be about to keep sockets
         for each in (self._listening, *self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

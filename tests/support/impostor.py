@@ -46,9 +46,11 @@ class Impostor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for end in (self._listener, *self._lines):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()  # first, since it may be about to keep a socket
+        for line in self._lines:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                line.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
         for end in (self._listener, *self._lines):

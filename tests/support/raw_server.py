@@ -108,6 +108,7 @@ class RawServer:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(PATIENCE)  # first, since it may be about to keep a socket
         for sock in list(self._open):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
