@@ -45,7 +45,8 @@ def found_on(page: Any, url: str, source: str) -> list[str]:
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"script: {error}"))
     page.goto(url, wait_until="networkidle")
-    return errors + violations(page, source)
+    page.evaluate(source)
+    return errors + violations(page)
 
 
 def check(only: list[str]) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from handbook.site_check import found_on
 from limitgate import RedisStore
 from tests.support.attempts import at_best
 from tests.support.browser import axe, chromium, opened, until, violations
@@ -51,7 +52,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The live page of a fleet with a straggler, a busy rule and a client whose name is markup."""
     redis = RedisServer()
-    with closing(RedisStore(redis.url)) as store:
+    with contextlib.closing(RedisStore(redis.url)) as store:
         rates: Any = ({}, {digest(MARKUP): 41.5})
         busy = rule(refused=[(MARKUP, 900), ("ip=20….7", 400)], last=600, utilization=1.0, rates=rates)
         write(
@@ -226,3 +227,12 @@ def test_an_empty_page_and_a_store_that_is_gone_say_so(browser: Any, tmp_path: P
         page.get_by_text(re.compile("^Redis answers but refuses to write, so limits are not kept there: .*replica")).wait_for()
         redis.stop()
         page.get_by_text(re.compile("^Redis does not answer")).wait_for()
+
+
+def test_the_check_of_the_site_finds_faults(browser: Any, source: str, tmp_path: Path) -> None:
+    """`make site-check` reports what axe-core finds on a page, and errors of scripts."""
+    page = tmp_path / "page.html"
+    page.write_text("<!doctype html><html lang=en><title>t</title><main><h1>t</h1><img src=a.png></main><script>x.y()</script>")
+    with contextlib.closing(browser.new_page()) as opened_page:
+        found = found_on(opened_page, page.as_uri(), source)
+    assert [each.partition(":")[0] for each in found] == ["script", "image-alt"]
