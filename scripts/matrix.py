@@ -127,7 +127,7 @@ def suite(version: str) -> Callable[[Cell], str]:
     """Run every test with the pinned dependencies."""
 
     def run(cell: Cell) -> str:
-        python = environment(cell, interpreter(cell, version), "--editable", ".[dev]")
+        python = environment(cell, interpreter(cell, version), "pip", "--editable", ".[dev]")
         output = call(cell, python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone")
         return counted(output) + "; alone: " + counted(call(cell, python, "-m", "pytest", "-m", "alone"))
 

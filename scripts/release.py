@@ -101,6 +101,10 @@ def check_is_new(version: str) -> None:
     listed = re.search(r"Available versions: (.*)", done.stdout)
     if listed and version in listed[1].split(", "):
         raise ReleaseError(f"{PROJECT['name']} {version} is published already: raise version in pyproject.toml and tag again")
+    is_unknown = "No matching distribution" in done.stderr and "Retrying" not in done.stderr
+    if not listed and not is_unknown:
+        said = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no reason"]
+        raise ReleaseError(f"pip cannot ask its index whether {version} is published: {said[0][:200]}")
 
 
 def check_extras() -> None:

@@ -134,6 +134,14 @@ def test_release_published_version_stops(clone: Clone, tmp_path_factory: pytest.
     assert f"limitgate {VERSION} is published already" in clone.released(**environment)
 
 
+def test_release_without_an_index_stops(clone: Clone) -> None:
+    """It cannot know whether the version is new."""
+    clone.git("tag", f"v{VERSION}")
+    environment = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull}
+    environment |= {"PIP_RETRIES": "1", "PIP_NO_INDEX": "0"}
+    assert f"cannot ask its index whether {VERSION} is published" in clone.released(**environment)
+
+
 def test_bill_of_materials_is_that_of_the_metadata() -> None:
     """And valid CycloneDX; `make docs` writes it."""
     text = sbom.FILE.read_text()

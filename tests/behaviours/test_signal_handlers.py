@@ -402,6 +402,7 @@ STORM = """
 """
 
 
+@pytest.mark.skipif(sys.version_info[:2] == (3, 14), reason="a handler may raise between a with and its block in CPython 3.14")
 def test_a_storm_of_signals(own_redis: RedisServer) -> None:
     """No process crashes, Redis is not blamed, and no exception gets lost but in finalizers, where Python drops it."""
     program = textwrap.dedent(STORM.format(url=own_redis.url, seconds=1.5))
