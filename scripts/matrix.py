@@ -138,8 +138,8 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
     """Run the unit tests with what can be installed: some pinned tools have no build for the version yet."""
 
     def run(cell: Cell) -> str:
-        wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx flask freezegun http-sf trio"
-        wanted += " uvicorn fastapi requests aiohttp"
+        wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx httpx2 flask[async] freezegun"
+        wanted += " http-sf trio uvicorn fastapi requests aiohttp django time-machine hiredis"
         python = environment(cell, interpreter(cell, version), "--prefer-binary", "--editable", ".", *wanted.split())
         folders = "tests/algorithms tests/limits tests/http tests/rules tests/gate tests/process tests/stores"
         options = "-n auto --quick -W ignore::DeprecationWarning"
