@@ -352,7 +352,7 @@ class MemoryStore(Remade):
                     homes.append(home)
                     states.append(advanced if charge.adjustment is None else self._adjust(home, charge, advanced, now))
                     continue
-            home = self._home(charge, now)
+            home = self._home(charge, now, peeks=plan.verb in ("peek", "look"))
             homes.append(home)
             states.append(self._read(home, charge, now, looks=plan.verb == "look"))
         if plan.verb == "reset":
@@ -472,7 +472,7 @@ class MemoryStore(Remade):
     def _bucket(self, key: Any, value: bytes) -> Entry:
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
-    def _home(self, charge: Charge, now: int) -> _Home:
+    def _home(self, charge: Charge, now: int, *, peeks: bool = False) -> _Home:
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -483,7 +483,7 @@ class MemoryStore(Remade):
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
-        if self._reclaim(now):
+        if self._could_reclaim(now) if peeks else self._reclaim(now):
             return shard, key, None, None, None
         shared = bucket.ids
         value = self._overflow.get(shared)
@@ -596,6 +596,13 @@ class MemoryStore(Remade):
             self._drop_least()
         self._credit = max(0, min(self._credit + (before - self._count) * _STEPS - steps, self._max_buckets))
         return self._count < self._max_buckets
+
+    def _could_reclaim(self, now: int) -> bool:
+        """True if `_reclaim` would make room. Evicts only expired buckets."""
+        if self._count >= self._max_buckets:
+            self._sweep(now, 0)
+        candidates = (self._shard(key).get(key) is value for _, key, value in self._pool)
+        return self._count < self._max_buckets or any(candidates)
 
     def _sweep(self, now: int, looks: int) -> int:
         most, step = self._max_buckets, 0
