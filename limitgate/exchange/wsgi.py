@@ -135,7 +135,7 @@ def denied_by(
 
     chunks = answer(environ, start)
     try:
-        # Some applications start the response with the first chunk.
+        # The first chunk may start the response.
         next(iter(chunks), None)
     finally:
         getattr(chunks, "close", bool)()

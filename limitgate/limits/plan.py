@@ -216,7 +216,7 @@ def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]])
 
 
 def is_joined(charge: Charge, other: Charge) -> bool:
-    """True for two charges of a shadow rule. They are made together or not at all."""
+    """True for charges of the same shadow rule."""
     return not charge.enforced and not other.enforced and _counted_by(charge) == _counted_by(other)
 
 
@@ -225,7 +225,7 @@ def _counted_by(charge: Charge) -> tuple[str | None, str]:
 
 
 def with_whole_shadows(buckets: Sequence[BucketReading]) -> list[BucketReading]:
-    """Make no charge of a shadow rule if one of them doesn't fit."""
+    """Make all charges of a shadow rule or none."""
     full = {_counted_by(charge) for charge, _, after in buckets if after is None and not charge.enforced}
     return [
         bucket if bucket.charge.enforced or _counted_by(bucket.charge) not in full else bucket._replace(after=None)

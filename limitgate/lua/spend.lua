@@ -3,10 +3,10 @@
 --
 -- KEYS      the buckets, one per charge, plan after plan.
 -- ARGV[1]   for each key the number of its charge, 16 bits.
--- ARGV[n+1] charge n, packed: verb, algorithm, 1 if it is enforced or 2 if it is made together with the previous
---           charge or not at all, 1 if it has a cost, 1 if it ends its plan, the number of windows, then each window's part of the charge; then, if there is an adjustment, a lease, a slot
---           or a wait: requests to lease, time of the adjusted charge, slot name, maximum wait in µs, and the
---           adjustment of each window.
+-- ARGV[n+1] charge n, packed: verb, algorithm, 1 if it is enforced or 2 if it is made with the previous charge or not
+--           at all, 1 if it has a cost, 1 if it ends its plan, the number of windows, then each window's part of the
+--           charge; then, if there is an adjustment, a lease, a slot or a wait: requests to lease, time of the adjusted
+--           charge, slot name, maximum wait in µs, and the adjustment of each window.
 -- Verbs     's'pend, 'p'eek (charge nothing), 'l'ook (change nothing, so that debts drain as before), 'a'djust (make
 --           adjustments, charge nothing), 'r'eset (clear the windows) and 'b'an (refuse all charges for at least this
 --           many µs, in the field of requests to lease; 0 lifts the ban).

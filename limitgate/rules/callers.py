@@ -24,11 +24,10 @@ DEFAULT_TIER = "default"
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
 
 _UNSENT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|\A[ \t]|[ \t]\Z")
-"""Servers refuse control characters, and remove white space around a value."""
+"""Servers refuse or remove these."""
 
 _LONGEST = 256
-_MOST_SENT = 4 * _LONGEST
-"""Bytes in UTF-8."""
+_MOST_BYTES = 4 * _LONGEST
 Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 
@@ -242,9 +241,9 @@ def _as_bytes(sent: str) -> Iterator[bytes]:
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """Compare in constant time, whatever the encoding of the headers."""
+    """Compare in constant time."""
     for name, value in expected.items():
-        sent = headers.end(name, _MOST_SENT + 1)
-        if len(sent) > _MOST_SENT or not any(hmac.compare_digest(form, value.encode()) for form in _as_bytes(sent)):
+        sent = headers.end(name, _MOST_BYTES + 1)
+        if len(sent) > _MOST_BYTES or not any(hmac.compare_digest(form, value.encode()) for form in _as_bytes(sent)):
             return False
     return True

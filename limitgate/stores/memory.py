@@ -188,8 +188,7 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on a lock form a convoy, because the next owner must first get the GIL. With eight threads, this
-        doubles the cost.
+        Threads that block on a lock form a convoy: the next owner must first get the GIL.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -598,7 +597,7 @@ class MemoryStore(Remade):
         return self._count < self._max_buckets
 
     def _could_reclaim(self, now: int) -> bool:
-        """True if `_reclaim` would make room. Evicts only expired buckets."""
+        """True if `_reclaim` would make room."""
         if self._count >= self._max_buckets:
             self._sweep(now, 0)
         candidates = (self._shard(key).get(key) is value for _, key, value in self._pool)

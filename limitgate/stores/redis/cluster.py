@@ -87,7 +87,7 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
-            return _admitted(outcome, parts, readings)
+            return _without_torn_shadows(outcome, parts, readings)
     if plan.verb != "spend":
         return Conclusion(outcome)
     admitted = [
@@ -100,8 +100,7 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     return Conclusion(outcome, [plan for plan in back if plan.charges], untouched)
 
 
-def _admitted(reading: Reading, parts: Sequence[Part], readings: Sequence[Reading]) -> Conclusion:
-    """Refund a shadow rule whose charges don't all fit."""
+def _without_torn_shadows(reading: Reading, parts: Sequence[Part], readings: Sequence[Reading]) -> Conclusion:
     buckets = with_whole_shadows(reading.buckets)
     back = []
     for part, of_part in zip(parts, readings):

@@ -113,7 +113,7 @@ def _doubles(size: int) -> Callable[..., bytes]:
 # Redis' clock, unreadable values, clock steps, out of memory.
 _HEAD = 4
 _JOINED = 2
-"""Flag of a charge that is made together with the previous one."""
+"""See `is_joined`."""
 
 
 class Answers(NamedTuple):
