@@ -72,10 +72,11 @@ class RateLimit:
             message = "a RateLimit was created during a request, expected one for all requests, because each has its own bucket"
             raise ConfigError(message)
         named, dependencies = _taken_apart(key)
-        rule = Rule(name or "RateLimit", *limits, key=named, **options)
+        rule = Rule("RateLimit" if name is None else name, *limits, key=named, **options)
         self._asks_user = rule.key_asks("user")
         self._names = {f"part_{place}": _name_of(dependency) for place, dependency in enumerate(dependencies)}
-        rule = rule if name else rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
+        if name is None:
+            rule = rule.model_copy(update={"name": _default_name(_module_of_caller(), rule)})
         self.rule: Rule = rule.placed(tuple(self._names.values()))
         connection = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
         parts = [_parameter(name, dependency) for name, dependency in zip(self._names, dependencies)]

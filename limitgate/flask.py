@@ -103,7 +103,7 @@ def _configured(app: Flask) -> dict[str, Any]:
 def _in_context(app: Flask, identify: AnyIdentify) -> AnyIdentify:
     """Make an ``identify`` that runs in a request context without the body, because the view needs the body.
 
-    If the context can't be created, the request has no caller, and Flask raises the error after the charge.
+    Without a context, the request has no caller, and Flask raises the error after the charge.
     """
 
     @wraps(identify)

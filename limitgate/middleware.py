@@ -16,7 +16,7 @@ from limitgate.exchange.application import Around, Denials, Message, RaisingApp,
 from limitgate.exchange.asgi import ASGIExchange, ReceiveBuffer, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
 from limitgate.exchange.in_flight import ASGIExchangeInFlight, turn_shed_away, turn_shed_away_here, watch_upload
-from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, starting
+from limitgate.exchange.wsgi import Body, SizedBody, StartResponse, Upload, denied_by, starting
 from limitgate.gate.admission import Admission
 from limitgate.gate.gate import Gate
 from limitgate.gate.lifecycle.build import ASGIApp, ASGIOptions, WSGIApp, WSGIOptions, build_gate
@@ -350,7 +350,7 @@ class LimitGateWSGI(Around):
         if refusal is not None:
             answer = self._denials and self._denials.answer(environ, refusal, environ["limitgate"])
             if answer is not None:
-                denied: Iterable[bytes] = answer(environ, starting(admission, start_response, refusal.waiting))
+                denied = denied_by(answer, environ, starting(admission, start_response, refusal.waiting))
                 admission.end()
                 return denied
             admission.end()

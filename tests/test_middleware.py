@@ -439,6 +439,14 @@ def test_a_shadow_rule_is_charged_when_it_fits(site: Open, clock: Clock) -> None
     assert not it.seen[-1].shadow
 
 
+def test_a_shadow_rule_is_charged_as_if_it_were_enforced(site: Open) -> None:
+    """In all its windows or in none, whatever their algorithms."""
+    limits = [Limit("2/minute", algorithm="fixed_window"), Limit("9/day", algorithm="sliding_log"), "8/hour"]
+    it = site(Rule("strict", *limits, shadow=True), Rule("real", "9/week"), headers=["draft-11"])
+    it.statuses(5)
+    assert [(each.rule, each.used) for each in it.seen[-1].windows] == [("strict", 2)] * 3 + [("real", 5)]
+
+
 def test_a_shadow_rule_pays_nothing_for_what_others_refused(site: Open) -> None:
     """A request refused by a rule is charged to the shadow rules neither."""
     it = site(Rule("strict", "9/day", shadow=True), Rule("real", "1/day", path="/real"), headers=DRAFT)

@@ -507,11 +507,14 @@ class ASGIExchange(Exchange):
             buffer.close()
 
     def _sending(self, waiting: Fields) -> Send:
+        is_head = self.scope.get("method") == "HEAD"
 
         async def send(message: Message) -> None:
             if message["type"] in _STARTS:
                 self._is_answered = True
                 message = self._completed(message, waiting)
+            elif is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await self._send(message)
 
         return send

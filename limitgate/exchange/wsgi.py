@@ -122,6 +122,26 @@ def _read_along(write: Callable[[bytes], object], meter: ResponseMeter) -> Calla
     return writing
 
 
+def denied_by(
+    answer: Callable[..., Iterable[bytes]], environ: dict[str, Any], start_response: StartResponse
+) -> Iterable[bytes]:
+    """Return the answer, without a body for HEAD."""
+    if environ["REQUEST_METHOD"] != "HEAD":
+        return answer(environ, start_response)
+
+    def start(*response: Any) -> Callable[[bytes], object]:
+        start_response(*response)
+        return bool
+
+    chunks = answer(environ, start)
+    try:
+        # The first chunk may start the response.
+        next(iter(chunks), None)
+    finally:
+        getattr(chunks, "close", bool)()
+    return []
+
+
 def starting(admission: Admission, start_response: StartResponse, waiting: Fields | None = None) -> StartResponse:
     """Return a ``start_response`` that notes the status and replaces rate fields. Those in ``waiting`` stay."""
 

@@ -152,13 +152,13 @@ class Outages:
         return _verdict(both, Reading(reading.now, [*reading.buckets, *here.buckets], here.admitted), *charged)
 
     def _local(self, request_plan: RequestPlan, rest: Sequence[Charge], error: StoreError) -> list[Charge] | None:
-        """Return this process' share of the charges outside ``rest``; None if a rule is ``closed``."""
+        """Return this process' share of the charges outside ``rest``; None if a rule is ``closed`` and the request costs."""
         local: list[Charge] = []
         for charge, compiled_rule in zip(request_plan.plan.charges if request_plan.plan else (), request_plan.compiled_rules):
             if charge in rest or not compiled_rule.enforced:
                 continue
             policy = self._policy(compiled_rule, error)
-            if policy == "closed":
+            if policy == "closed" and charge.cost:
                 return None
             if policy == "local" or charge.bucket.refuses_all:
                 local.append(charge.share(self._processes))

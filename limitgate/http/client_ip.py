@@ -353,7 +353,7 @@ def _like(entry: str) -> str:
 def _from_the_right(value: str, last_comma: Callable[[str], int]) -> Iterator[str]:
     """Yield elements from the right, so that the client's text on the left can't change what the nearest proxy wrote.
 
-    A truncated element isn't skipped, because it may have text of the client, such as a long Host.
+    A truncated element isn't skipped, because it may have text of the client.
     """
     is_cut = len(value) > MOST_CHARACTERS
     for _ in range(MAX_HOPS):

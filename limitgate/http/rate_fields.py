@@ -283,10 +283,7 @@ def _of_provider(style: str, units: Units) -> Writer:
 
 
 def _as_go_prints(us: int, _: int) -> str:
-    """Format a time as Go's ``time.Duration``, such as ``12ms``, ``7.66s`` or ``6m0s``, rounded up to ms.
-
-    Whole seconds would mislead clients that compute the period from this.
-    """
+    """Format a time as Go's ``time.Duration``, such as ``12ms``, ``7.66s`` or ``6m0s``, rounded up to ms."""
     ms = -(-us // 1000)
     if 0 < ms < 1000:
         return f"{ms}ms"

@@ -22,7 +22,7 @@ from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.process import switch
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
-from limitgate.rules.options import check_secret
+from limitgate.rules.options import check_prefix, check_secret
 
 FRESH = 0.5
 """Seconds."""
@@ -52,7 +52,7 @@ _PREPARED = 16
 
 class Plans:
     def __init__(self, key_prefix: str, secret: str | None) -> None:
-        self.key_prefix = key_prefix
+        self.key_prefix = check_prefix(key_prefix)
         self.secret: bytes = check_secret(secret)
         self._start = f"{key_prefix}:"
         self._key = Key((), "limiter", secret=self.secret)

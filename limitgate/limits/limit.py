@@ -41,10 +41,10 @@ ABBREVIATIONS = {
     "w": "week",
     "wk": "week",
 }
-_AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,18})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
+_AT_ONCE = re.compile(r"\s*(?P<count>[0-9]{1,40})\s+at\s+once\s*", re.ASCII | re.IGNORECASE)
 _LIMIT = re.compile(
-    r"\s*(?P<count>[0-9]{1,18})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,9})\s*)?(?P<unit>[a-z]{1,10})"
-    r"(?:\s+burst\s+(?P<burst>[0-9]{1,18}))?\s*",
+    r"\s*(?P<count>[0-9]{1,40})\s*(?:/|\bper\b)\s*(?:(?P<many>[0-9]{1,40})\s*)?(?P<unit>[a-z]{1,10})"
+    r"(?:\s+burst\s+(?P<burst>[0-9]{1,40}))?\s*",
     re.ASCII | re.IGNORECASE,
 )
 _EXPECTED = "expected for example '100/minute', '5 per 15 minutes', '10/s burst 20' or '20 at once'"

@@ -195,20 +195,42 @@ _new = tuple.__new__
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
     """Compute a reading at ``now``. This is what the Lua script does atomically."""
-    admitted, remembers_turns = True, False
+    admitted, remembers_turns, all_fit = True, False, True
     buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
         bucket, max_wait_us = charge.bucket, charge.max_wait_us
         after = bucket.algorithm.try_charge(before, bucket, charge.cost, max_wait_us, charge.slot)
-        if after is None and charge.enforced:
-            admitted = False
+        if after is None:
+            all_fit = False
+            if charge.enforced:
+                admitted = False
         if max_wait_us and bucket.algorithm.MAX_TURNS:
             remembers_turns = True
         buckets.append(_new(BucketReading, (charge, before, after)))
     if remembers_turns and admitted:
         buckets = _in_turn(buckets)
+    if admitted and not all_fit:
+        buckets = with_whole_shadows(buckets)
     reading: Reading = _new(Reading, (now, buckets, admitted, 0.0, "store"))
     return reading
+
+
+def is_joined(charge: Charge, other: Charge) -> bool:
+    """True for charges of the same shadow rule."""
+    return not charge.enforced and not other.enforced and _counted_by(charge) == _counted_by(other)
+
+
+def _counted_by(charge: Charge) -> tuple[str | None, str]:
+    return charge.rule, charge.key.removesuffix(charge.bucket.suffix)
+
+
+def with_whole_shadows(buckets: Sequence[BucketReading]) -> list[BucketReading]:
+    """Make all charges of a shadow rule or none."""
+    full = {_counted_by(charge) for charge, _, after in buckets if after is None and not charge.enforced}
+    return [
+        bucket if bucket.charge.enforced or _counted_by(bucket.charge) not in full else bucket._replace(after=None)
+        for bucket in buckets
+    ]
 
 
 def _in_turn(buckets: list[BucketReading]) -> list[BucketReading]:

@@ -17,7 +17,7 @@ from limitgate.algorithms.base import Algorithm, Amount, LeftAfter, State, Strai
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.decision import SECOND, Decision, FinalCosts, SettlementOwner, decide, decision_of
 from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, new_slot, read
+from limitgate.limits.plan import Adjustment, BucketReading, Charge, Plan, Reading, Source, Verb, is_joined, new_slot, read
 
 MAX_WINDOWS = 12
 """A window takes a dozen variables; Lua allows 200."""
@@ -102,8 +102,12 @@ class PlanTemplate:
         """Number of bans to check. The keys of bans come last."""
         counted = charges[: len(charges) - self.bans]
         windows = sum([len(charge.bucket.limits) for charge in counted])
-        if not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
-            raise ValueError(f"{charges!r} are not plain, expected charges without lease, borrowing, adjustment or date")
+        is_split = any(map(is_joined, counted, counted[1:]))
+        if is_split or not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
+            raise ValueError(
+                f"{charges!r} are not plain, expected charges without lease, borrowing, adjustment or date, and one for each "
+                "shadow rule"
+            )
         self.charges: tuple[Charge, ...] = tuple(charges)
         self.encodings: dict[object, Any] = {}
         """Cached encodings of stores, by function. They live as long as the template."""

@@ -330,8 +330,7 @@ class Spending:
     def _drawing(self, said: Told) -> Flow:
         """Charge the usage of other programs, so that no more remains than the provider reports.
 
-        Several processes may charge the same tokens. If one of them then finds less remaining than reported, it refunds the
-        difference.
+        A process that then finds less remaining than reported, because others charged the same tokens, refunds the difference.
         """
         limits = self.windows.every()
         now = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows
@@ -352,8 +351,7 @@ class Spending:
     def _emptying(self, said: Told) -> Flow:
         """Empty the buckets that may have caused a refusal. The bucket starts to fill when the pause ends.
 
-        This is needed if the provider doesn't use buckets, or other programs share the account. Afterwards, requests pass at
-        the rate of the limits.
+        This is needed if the provider doesn't use buckets, or other programs share the account.
         """
         limits, costs = self.windows.every(), self.windows.costs(self.expected.usage)
         windows = (yield self._limiter.peek(self.key, *[(limit, 0) for limit in limits], cost=0)).windows

@@ -3,10 +3,10 @@
 --
 -- KEYS      the buckets, one per charge, plan after plan.
 -- ARGV[1]   for each key the number of its charge, 16 bits.
--- ARGV[n+1] charge n, packed: verb, algorithm, 1 if it is enforced, 1 if it has a cost, 1 if it ends its plan, the
---           number of windows, then each window's part of the charge; then, if there is an adjustment, a lease, a slot
---           or a wait: requests to lease, time of the adjusted charge, slot name, maximum wait in µs, and the
---           adjustment of each window.
+-- ARGV[n+1] charge n, packed: verb, algorithm, 1 if it is enforced or 2 if it is made with the previous charge or not
+--           at all, 1 if it has a cost, 1 if it ends its plan, the number of windows, then each window's part of the
+--           charge; then, if there is an adjustment, a lease, a slot or a wait: requests to lease, time of the adjusted
+--           charge, slot name, maximum wait in µs, and the adjustment of each window.
 -- Verbs     's'pend, 'p'eek (charge nothing), 'l'ook (change nothing, so that debts drain as before), 'a'djust (make
 --           adjustments, charge nothing), 'r'eset (clear the windows) and 'b'an (refuse all charges for at least this
 --           many µs, in the field of requests to lease; 0 lifts the ban).
@@ -153,6 +153,7 @@ local function decode(text)
   local format = '<' .. kind.charge_format:rep(windows)
   local charge = unpacked(format, text, CHARGE_SIZE + 1)
   charge.kind, charge.verb, charge.enforced, charge.takes, charge.last = kind, verb, enforced == 1, takes == 1, last == 1
+  charge.joined = enforced == 2
   charge.most, charge.max_wait, charge.windows = 0, 0, windows
   local place = CHARGE_SIZE + 8 * #charge + 1
   if place < #text then
@@ -263,6 +264,13 @@ for i, key in ipairs(KEYS) do
   end
   if charge.enforced and not fits[i] then admitted = false end
   if charge.last then
+    -- A shadow rule is charged in all its buckets or in none.
+    for n = i, first, -1 do
+      if charges[n].joined then fits[n - 1] = fits[n - 1] and fits[n] end
+    end
+    for n = first, i do
+      if charges[n].joined then fits[n] = fits[n - 1] end
+    end
     local turn
     for n = first, i do
       local taken = charges[n]

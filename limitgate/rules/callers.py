@@ -17,13 +17,17 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import Headers, Request
 from limitgate.limits.bucket import NORMAL, RESERVES, Priority, is_priority
 from limitgate.limits.limit import Limit
-from limitgate.rules.options import Given, read_limits
+from limitgate.rules.options import Given, check_header, read_limits
 
 DEFAULT_TIER = "default"
 
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
 
+_UNSENT = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]|\A[ \t]|[ \t]\Z")
+"""Servers refuse or remove these."""
+
 _LONGEST = 256
+_MOST_BYTES = 4 * _LONGEST
 Text = Annotated[StrictStr, Field(min_length=1, max_length=_LONGEST)]
 
 
@@ -129,6 +133,26 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
             raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, not the key itself")
         return api_key
 
+    @field_validator("header")
+    @classmethod
+    def _header_can_be_sent(cls, header: dict[str, str] | None) -> dict[str, str] | None:
+        mistakes: list[ConfigError] = []
+        names = set[str]()
+        for name, value in (header or {}).items():
+            try:
+                check_header(name)
+            except ConfigError as error:
+                mistakes.append(ConfigError.at((name,), str(error)))
+            if name.lower() in names:
+                mistakes.append(ConfigError.at((name,), "duplicate name, expected it once, because case does not matter"))
+            if _UNSENT.search(value):
+                what = "a value without control characters, and without white space at its ends"
+                mistakes.append(ConfigError.at((name,), f"no request can send this, expected {what}"))
+            names.add(name.lower())
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
+        return header
+
     @model_validator(mode="after")
     def _can_be_recognised(self) -> KnownCaller:
         if not self.api_key and not self.header:
@@ -209,17 +233,17 @@ class Callers:
         return None
 
 
-def _as_bytes(api_key: str) -> Iterator[bytes]:
-    yield api_key.encode("utf-8", "surrogatepass")
-    if not api_key.isascii():
+def _as_bytes(sent: str) -> Iterator[bytes]:
+    yield sent.encode("utf-8", "surrogatepass")
+    if not sent.isascii():
         with suppress(UnicodeEncodeError):
-            yield api_key.encode("latin-1")
+            yield sent.encode("latin-1")
 
 
 def _are_equal(headers: Headers, expected: Mapping[str, str]) -> bool:
-    """Compare in constant time up to `_LONGEST` characters."""
+    """Compare in constant time."""
     for name, value in expected.items():
-        sent = headers.end(name, _LONGEST + 1)
-        if not sent or len(sent) > _LONGEST or not hmac.compare_digest(sent.encode(), value.encode()):
+        sent = headers.end(name, _MOST_BYTES + 1)
+        if len(sent) > _MOST_BYTES or not any(hmac.compare_digest(form, value.encode()) for form in _as_bytes(sent)):
             return False
     return True

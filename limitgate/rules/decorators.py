@@ -92,7 +92,7 @@ def limit(*limits: AnyLimit, name: str | None = None, **options: Unpack[LimitOpt
 
     def decorate(endpoint: F) -> F:
         _check_is_real(endpoint)
-        rule = Rule(name or place_named(*_place_of(endpoint)), *parsed, **options).placed()
+        rule = Rule(place_named(*_place_of(endpoint)) if name is None else name, *parsed, **options).placed()
         if any(isinstance(mark, Rule) and mark.name == rule.name for mark in _marks_within(endpoint)):
             raise ConfigError(f"limit {rule.name!r} is on {_name_of(endpoint)} twice, expected different names")
         guarded: F = _guarded(endpoint, rule)

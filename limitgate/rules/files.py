@@ -148,6 +148,8 @@ def load_rules(path: str | Path) -> RuleSet:
         raise TypeError(f"path is a {type(path).__name__}, expected the path of a rule file; in Python use RuleSet([...])")
     if "\n" in str(path):
         raise ConfigError("rules: text with several lines, expected the path of a rule file instead of its content")
+    if not str(path) or "\0" in str(path):
+        raise ConfigError(f"rules: {path!r:.80} is no path, expected that of a rule file or a folder of rule files")
     try:
         found = read_rule_files(path)
     except ConfigError as error:

@@ -24,6 +24,7 @@ from limitgate.overload.options import Adaptive
 MOST_REFUSALS = 10_000
 HIGHEST_GROWTH = 100.0
 LONGEST_S = 366 * 86_400.0
+LONGEST_PREFIX = 64
 _DAY_S = 86_400.0
 _MISSING = object()
 _EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"
@@ -331,6 +332,12 @@ def check_header(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r:.80} is not a header name, expected it as it is sent, such as x-forwarded-for")
     return name
+
+
+def check_prefix(prefix: str) -> str:
+    if not isinstance(prefix, str) or not 1 <= len(prefix) <= LONGEST_PREFIX:
+        raise ConfigError(f"key_prefix is {prefix!r:.80}, expected text of 1 to {LONGEST_PREFIX} characters")
+    return prefix
 
 
 def check_secret(secret: str | None) -> bytes:

@@ -32,7 +32,7 @@ from limitgate.http.rate_fields import FIELDS, Style, renamed_styles
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
-from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request, each_is
+from limitgate.rules.options import LONGEST_PREFIX, OnError, check_header, check_secret, check_takes_request, each_is
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
@@ -161,7 +161,7 @@ class Settings(BaseSettings):
     """Buckets per minute that a client may open with invented keys, in each process; 0: unlimited."""
     body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
     """Longest body that rules may read, in bytes. Larger ones get 413."""
-    key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
+    key_prefix: Annotated[str, Field(min_length=1, max_length=LONGEST_PREFIX)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False
     """Fail at startup if the store does not answer within 5 seconds."""

@@ -188,8 +188,7 @@ class MemoryStore(Remade):
     def _wait_for_others(self) -> None:
         """Yield until no other thread is in a call.
 
-        Threads that block on a lock form a convoy, because the next owner must first get the GIL. With eight threads, this
-        doubles the cost.
+        Threads that block on a lock form a convoy: the next owner must first get the GIL.
         """
         for _ in range(_MOST_TURNS):
             if not self._busy or self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - as `threading.Condition`
@@ -352,7 +351,7 @@ class MemoryStore(Remade):
                     homes.append(home)
                     states.append(advanced if charge.adjustment is None else self._adjust(home, charge, advanced, now))
                     continue
-            home = self._home(charge, now)
+            home = self._home(charge, now, peeks=plan.verb in ("peek", "look"))
             homes.append(home)
             states.append(self._read(home, charge, now, looks=plan.verb == "look"))
         if plan.verb == "reset":
@@ -472,7 +471,7 @@ class MemoryStore(Remade):
     def _bucket(self, key: Any, value: bytes) -> Entry:
         return self._layouts.by(value).unpacked(value, self._beside.get(key, ()))
 
-    def _home(self, charge: Charge, now: int) -> _Home:
+    def _home(self, charge: Charge, now: int, *, peeks: bool = False) -> _Home:
         key, bucket = charge.key, charge.bucket
         shard = self._shards[hash(key) & self._mask]
         value = shard.get(key)
@@ -483,7 +482,7 @@ class MemoryStore(Remade):
             if charge.adjustment is not None:
                 self._reclaim(now)
             return shard, key, None, None, None
-        if self._reclaim(now):
+        if self._could_reclaim(now) if peeks else self._reclaim(now):
             return shard, key, None, None, None
         shared = bucket.ids
         value = self._overflow.get(shared)
@@ -596,6 +595,13 @@ class MemoryStore(Remade):
             self._drop_least()
         self._credit = max(0, min(self._credit + (before - self._count) * _STEPS - steps, self._max_buckets))
         return self._count < self._max_buckets
+
+    def _could_reclaim(self, now: int) -> bool:
+        """True if `_reclaim` would make room."""
+        if self._count >= self._max_buckets:
+            self._sweep(now, 0)
+        candidates = (self._shard(key).get(key) is value for _, key, value in self._pool)
+        return self._count < self._max_buckets or any(candidates)
 
     def _sweep(self, now: int, looks: int) -> int:
         most, step = self._max_buckets, 0

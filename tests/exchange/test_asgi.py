@@ -841,7 +841,9 @@ def test_an_on_denied_that_streams_and_reads() -> None:
     with ASGISite(Rule("api", "1/minute"), store=MemoryStore(Clock()), on_denied=denied) as it:
         it.ask()
         refused = it.ask(method="POST", body=b"this")
+        head = it.ask(method="HEAD", body=b"this")
     assert (refused.status, refused.body, refused.wait) == (429, b"this is too much", 60)
+    assert (head.status, head.body, head.wait) == (429, b"", 60)
 
 
 def test_a_starlette_response_serves_as_on_denied() -> None:

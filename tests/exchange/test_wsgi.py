@@ -431,4 +431,6 @@ def test_an_on_denied_in_full() -> None:
     wsgi_reply(gate)
     refused = wsgi_reply(gate, method="POST", body=b"this")
     assert (refused.status, refused.body, refused.wait) == (429, b"this is too much for api", 60)
+    head = wsgi_reply(gate, method="HEAD", body=b"this")
+    assert (head.status, head.body, head.wait) == (429, b"", 60)
     assert refused.rate["x-ratelimit-remaining"] == "0"

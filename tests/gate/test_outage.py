@@ -63,6 +63,19 @@ def test_what_costs_nothing_passes_a_ban() -> None:
     assert verdict(outages_of(Banning(here=1), "open", 1), cost=0).decision.allowed
 
 
+def test_what_costs_nothing_passes_under_closed() -> None:
+    """Alone, and beside a rule whose policy then decides."""
+    outages = outages_of(Banning(), "open", 1)
+    assert verdict(outages, cost=0, on_error="closed").decision.allowed
+    free, costly = request(cost=0, on_error="closed"), request(cost=1, on_error="local")
+    assert free.plan is not None
+    assert costly.plan is not None
+    charges = [*free.plan.charges, *costly.plan.charges]
+    both = RequestPlan(Plan.spend(charges), [*free.compiled_rules, *costly.compiled_rules], ())
+    outcomes = [outages.without_store(both, StoreError("gone")) for _ in range(3)]
+    assert [isinstance(each, Verdict) and each.decision.allowed for each in outcomes] == [True, True, False]
+
+
 def test_a_ban_under_other_policies() -> None:
     """Open lets everybody pass, whom nobody can look up."""
     outages = outages_of(Banning(here=90_000_000), "open", 1)

@@ -641,6 +641,14 @@ def test_a_mistake_in_a_decorator_shows_at_once(limits: list[Any], options: dict
     limiter.validate("key", "10/minute", "1/second", timeout=None)
 
 
+@pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])
+@pytest.mark.parametrize("prefix", ["", None, 5, "x" * 65])
+def test_a_prefix_that_no_gate_can_have(kind: type[Limiter | AsyncLimiter], prefix: Any) -> None:
+    with pytest.raises(ConfigError, match=r"key_prefix is .*, expected text of 1 to 64 characters"):
+        kind("memory://", key_prefix=prefix)
+    assert kind("memory://", key_prefix="x" * 64)
+
+
 def test_a_key_that_is_no_text() -> None:
     """A key function that gives something else than text is an error, not a bucket for everybody."""
     limited = Limiter("memory://").limited("1/day", key=lambda user: user)(lambda user: user)

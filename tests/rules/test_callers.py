@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
-from limitgate import Caller, Limit, Rule
+from limitgate import Caller, Limit, Rule, RuleSet
 from limitgate.errors import ConfigError
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest
@@ -183,6 +183,13 @@ def test_callers_that_cannot_be_told_apart_are_a_mistake(one: dict[str, Any], ot
         {"header": {"X-Caller": 5}},
         {"header": {"X-Caller": ""}},
         {"header": {"": "x"}},
+        {"header": {"X Caller": "x"}},
+        {"header": {"X-Cäller": "x"}},
+        {"header": {"HTTP_X_CALLER": "x"}},
+        {"header": {"X-Caller": " x"}},
+        {"header": {"X-Caller": "x\t"}},
+        {"header": {"X-Caller": "x\ny"}},
+        {"header": {"X-Caller": "x", "x-caller": "y"}},
         {"id": "", "api_key": digest_of("k")},
         {"id": 5, "api_key": digest_of("k")},
         {"id": "x" * 257, "api_key": digest_of("k")},
@@ -225,6 +232,18 @@ def test_a_key_is_taken_as_the_bytes_that_it_may_be(key: str) -> None:
         callers = Callers([KnownCaller(id="acme", api_key=f"sha256:{hashlib.sha256(sent).hexdigest()}")])
         assert callers.with_key(key) == Caller("acme")
     assert callers.with_key(key + "x") is None
+
+
+@pytest.mark.parametrize("door", [ASGISite, WSGISite])
+def test_a_header_is_taken_as_the_bytes_that_it_may_be(door: type[Site]) -> None:
+    """A value beyond ASCII is what its UTF-8 is, or its latin-1 if it has one, however long."""
+    for value in ("\u00fc", "\u65e5\u672c", "\u20ac" * 256):
+        callers = [KnownCaller(id="far", header={"X-Caller": value}, tier="far")]
+        rules = RuleSet([Rule("a", "1/day"), Rule("a", "9/day", tier="far")], callers)
+        spelled = [value.encode(), *([value.encode("latin-1")] if max(value) <= "\xff" else []), value.encode() + b"x"]
+        with door(rules=rules, trusted_proxies=["10.0.0.0/8"]) as site:
+            sent = [site.ask(peer="10.0.0.1", headers={"X-Caller": each.decode("latin-1")}) for each in spelled]
+        assert [reply.headers["x-ratelimit-limit"] for reply in sent] == ["9"] * (len(spelled) - 1) + ["1"]
 
 
 def test_header_longer_than_a_listed_one_identifies_no_caller() -> None:

@@ -1551,6 +1551,7 @@ def test_cost_key_and_shadow() -> None:
         (lambda: limit("often")(st_async(lambda view: view)), "often"),
         (lambda: limit("1/minute", key=["shoe"])(st_async(lambda view: view)), "shoe"),
         (lambda: limit("1/minute", name="no spaces")(st_async(lambda view: view)), "name"),
+        (lambda: limit("1/minute", name="")(st_async(lambda view: view)), "name"),
         (lambda: limit("1/minute", cost=2)(st_async(lambda view: view)), "cost"),
         (lambda: limit("1/minute", on_error="maybe")(st_async(lambda view: view)), "on_error"),
         (lambda: limit("1/minute")(Greeting), "Greeting"),

@@ -551,6 +551,13 @@ def test_a_missing_path_is_a_mistake(tmp_path: Path, name: str) -> None:
     assert str(caught.value).startswith(f"{tmp_path / name}: ")
 
 
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_what_is_no_path_is_a_mistake(path: str) -> None:
+    """Not the folder in which the process runs, which an empty path would be."""
+    with pytest.raises(ConfigError, match=r"rules: '.*' is no path, expected that of a rule file or a folder"):
+        load_rules(path)
+
+
 def test_an_empty_folder_is_a_mistake(tmp_path: Path) -> None:
     """A folder without rule files is an error that says what they are called."""
     written(tmp_path, rules__json="{}")

@@ -106,6 +106,24 @@ def test_asking_takes_no_room() -> None:
     assert len(subject.store) == 0
 
 
+@pytest.mark.parametrize("verb", ["peek", "look"])
+def test_asking_a_full_store_drops_no_bucket(verb: Verb) -> None:
+    """Whatever is asked about, and what it says is what a hit would give."""
+    subject = Subject(3)
+    for owed in (1, 2, 3):
+        subject.hit(f"owes {owed}", "3/day", owed)
+    for _ in range(2):
+        assert [subject.ask(f"new {number}", "3/day", verb=verb).remaining for number in range(9)] == [3] * 9
+    assert [subject.used(f"owes {owed}", "3/day") for owed in (1, 2, 3)] == [1, 2, 3]
+    for key in ("owes 1", "owes 2"):
+        subject.hit(key, "3/day", 4 - int(key[-1]) - 1)
+        subject.hit(key, "3/day")
+        assert not subject.hit(key, "3/day")
+    assert subject.hit("first newcomer", "3/day", 2)
+    asked = [subject.ask("second newcomer", "3/day", cost, verb).allowed for cost in (2, 1)]
+    assert asked == [subject.hit("second newcomer", "3/day", cost) for cost in (2, 1)] == [False, True]
+
+
 def test_expired_buckets_go_first() -> None:
     """A bucket that is full again makes room before one that owes anything."""
     subject = Subject(3)

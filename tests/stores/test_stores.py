@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -20,8 +21,18 @@ from uuid import uuid4
 import pytest
 import redis
 
-from limitgate import AsyncRedisStore, ConfigError, Decision, MemoryStore, RedisStore, StoreError, open_store, open_sync_store
-from limitgate.limits.bucket import bucket_of
+from limitgate import (
+    AsyncRedisStore,
+    ConfigError,
+    Decision,
+    Limit,
+    MemoryStore,
+    RedisStore,
+    StoreError,
+    open_store,
+    open_sync_store,
+)
+from limitgate.limits.bucket import bucket_of, buckets_of
 from limitgate.limits.decision import decide
 from limitgate.limits.plan import Charge, Plan, Reading, Verb
 from limitgate.stores.redis import wire
@@ -227,6 +238,28 @@ def test_a_shadow_never_blocks(door: Door) -> None:
     assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
     assert [decision.shadow for decision in decisions] == [False] * 3 + [True] * 2 + [False]
     assert (used(door, first, "5/day"), used(door, second, "3/day")) == ([5], [3])
+
+
+LIMITS_OF_A_SHADOW = (
+    Limit("2/day", algorithm="fixed_window"),
+    Limit("9 per 2 days", algorithm="sliding_log"),
+    Limit("8 per 3 days"),
+)
+"""Each has a bucket of its own."""
+
+
+@pytest.mark.parametrize("limits", [*itertools.permutations(LIMITS_OF_A_SHADOW)])
+def test_a_shadow_is_charged_whole(door: Door, limits: tuple[Limit, ...]) -> None:
+    """As if it were enforced: what one of its limits would refuse is charged to none of them, and to the other rules."""
+    real, key = a_plan("9/day"), uuid4().hex
+    shady = [Charge(f"{key}{each.suffix}", each, 1, enforced=False, rule="shady") for each in buckets_of(limits)]
+    plan = Plan((*real.charges, *shady))
+    decisions = [decide(plan, door.spend(plan)) for _ in range(5)]
+    assert [decision.shadow for decision in decisions] == [False] * 2 + [True] * 3
+    peek, deadline = Plan.peek(plan.charges), time.monotonic() + PATIENT
+    while (now := [window.used for window in decide(peek, door.spend(peek)).windows]) != [5, 2, 2, 2]:
+        assert time.monotonic() < deadline, now
+        door.idle(0.02)  # until a cluster has given back what the others took
 
 
 def test_some_windows_of_a_bucket(door: Door) -> None:

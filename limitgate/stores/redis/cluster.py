@@ -13,7 +13,7 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import MovedError, TryAgainError
 
 from limitgate.errors import StoreError
-from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund
+from limitgate.limits.plan import BucketReading, Plan, Reading, full_refund, with_whole_shadows
 from limitgate.limits.template import AnyPlan, whole
 from limitgate.stores.redis.breaker import CHANCE, first_key
 from limitgate.stores.redis.errors import Redirection
@@ -87,7 +87,7 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
-            return Conclusion(outcome)
+            return _without_torn_shadows(outcome, parts, readings)
     if plan.verb != "spend":
         return Conclusion(outcome)
     admitted = [
@@ -98,6 +98,20 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     back = [full_refund(part, reading) for part, reading in admitted]
     untouched = [] if failures else [_untouched(reading) for _, reading in admitted]
     return Conclusion(outcome, [plan for plan in back if plan.charges], untouched)
+
+
+def _without_torn_shadows(reading: Reading, parts: Sequence[Part], readings: Sequence[Reading]) -> Conclusion:
+    buckets = with_whole_shadows(reading.buckets)
+    back = []
+    for part, of_part in zip(parts, readings):
+        torn = [
+            bucket
+            for place, bucket in zip(part.places, of_part.buckets)
+            if bucket.after is not None and buckets[place].after is None
+        ]
+        if torn:
+            back.append(full_refund(Plan.spend([bucket.charge for bucket in torn]), of_part._replace(buckets=torn)))
+    return Conclusion(reading._replace(buckets=buckets), [plan for plan in back if plan.charges])
 
 
 def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:

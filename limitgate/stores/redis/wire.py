@@ -30,7 +30,7 @@ from limitgate.algorithms import NUMBERS, script
 from limitgate.algorithms.base import Amount, State
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import Bucket
-from limitgate.limits.plan import Charge, Plan, Verb, read, with_bans
+from limitgate.limits.plan import Charge, Plan, Verb, is_joined, read, with_bans
 from limitgate.limits.template import (
     OF_ANY,
     AnyAnswer,
@@ -112,6 +112,8 @@ def _doubles(size: int) -> Callable[..., bytes]:
 
 # Redis' clock, unreadable values, clock steps, out of memory.
 _HEAD = 4
+_JOINED = 2
+"""See `is_joined`."""
 
 
 class Answers(NamedTuple):
@@ -231,9 +233,10 @@ def _packed_refund(plan: PlainRefund) -> list[bytes]:
 
 
 def _packed_charges(plan: Plan) -> Sequence[bytes]:
-    found, last = [], len(plan.charges) - 1
+    found, last, spends = [], len(plan.charges) - 1, plan.verb == "spend"
     for place, charge in enumerate(plan.charges):
-        how = plan.verb, charge.enforced, place == last
+        is_joined_on = spends and place > 0 and is_joined(plan.charges[place - 1], charge)
+        how = plan.verb, _JOINED if is_joined_on else int(charge.enforced), place == last
         packed = _packed(charge.bucket, charge.cost, charge.max_wait_us, how, _date(charge.bucket))
         if plan.verb == "ban":
             packed += _MORE.pack(plan.ban_us, 0, 0, 0)
@@ -360,7 +363,7 @@ def _bans(plans: Sequence[AnyPlan], numbers: Sequence[int]) -> dict[int, dict[in
 
 
 @lru_cache(maxsize=4096)
-def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, bool, bool], date: int) -> bytes:
+def _packed(bucket: Bucket, cost: int, ahead: int, how: tuple[Verb, int, bool], date: int) -> bytes:
     (verb, binding, last), algorithm = how, bucket.algorithm
     charge = [struct.pack("<s4BH", verb.encode(), NUMBERS[algorithm], binding, cost > 0, last, len(bucket.ids))]
     for limit, window in zip(bucket.limits, bucket.ids, strict=True):

@@ -475,7 +475,8 @@ def test_a_plain_plan_is_answered_as_the_same_plan_is_property(
 ) -> None:
     """Whatever is remembered of its buckets, at any time: by the same reading, or Redis has to be asked for both."""
     kinds = [bucket_of(*part) for part in (limits[:parted], limits[parted:]) if part]
-    charges = [Charge("", kind, cost, enforced=binds, rule="r") for kind, binds in zip(kinds, enforced)]
+    each = zip(kinds, enforced, "ab")
+    charges = [Charge("", kind, cost, enforced=binds, rule=rule) for kind, binds, rule in each]
     assume(all(cost <= limit.burst for kind in kinds for limit in kind.limits))
     template, keys = PlanTemplate(charges), [f"key {place}" for place in range(len(charges))]
     plan, store, cache = template.plan(keys), MemoryStore(Clock()), DenyCache()
