@@ -76,7 +76,7 @@ class ConnectionPool:
         """Open another connection. Close idle connections, which may have been dropped as well."""
         self.close_idle()
         with self._lock:
-            self._begin_to_connect()
+            self._begin_to_connect(self._closings)
 
     def have_another(self, since: float) -> bool:
         return self._made_at >= since
@@ -103,13 +103,13 @@ class ConnectionPool:
             return None
 
     def _made(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        arrived = monotonic()
+        arrived, closings = monotonic(), self._closings
         waiting = WaitForThread(listen_deadline)
         with self._lock:
             self._wanted += 1
             try:
                 while (connection := self._pop()) is None:
-                    if len(self._connecting) < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect():
+                    if len(self._connecting) < min(self._wanted, MAX_CONNECTING) and not self._begin_to_connect(closings):
                         break
                     self._wait(waiting)
                     began, failure = self._failure
@@ -117,13 +117,13 @@ class ConnectionPool:
                         raise store_error(failure) from failure
             finally:
                 self._wanted -= 1
-        return self._made_here(listen_deadline) if connection is None else connection
+        return self._made_here(listen_deadline, closings) if connection is None else connection
 
-    def _begin_to_connect(self) -> bool:
+    def _begin_to_connect(self, closings: int) -> bool:
         attempt = object()
         try:
             self._connecting.add(attempt)
-            background.start("connect", self._connect, self._closings, attempt)
+            background.start("connect", self._connect, closings, attempt)
         except RuntimeError:
             self._connecting.discard(attempt)
             return False
@@ -143,8 +143,8 @@ class ConnectionPool:
         else:
             waiting.waited_in_vain(slice_, monotonic() - began)
 
-    def _made_here(self, listen_deadline: ListenDeadline) -> SyncConnection:
-        began, closings = monotonic(), self._closings
+    def _made_here(self, listen_deadline: ListenDeadline, closings: int) -> SyncConnection:
+        began = monotonic()
         try:
             return self._driven(self._dial(within=max(listen_deadline.left, SHORTEST)), closings)
         except Exception as error:

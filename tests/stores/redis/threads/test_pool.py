@@ -216,6 +216,37 @@ def test_a_connection_that_was_in_use_when_it_was_closed(close: Any) -> None:
     pool.close()
 
 
+def test_a_call_that_began_before_closing_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread takes, or closes, the connection for which the call waits, and so another one is made after closing."""
+    may_connect, opened = threading.Event(), [Opened(), Opened()]
+    coming, taken = iter(opened), list[SyncConnection]()
+
+    def dial(**_: Any) -> Opened:
+        may_connect.wait(PATIENT)
+        return next(coming)
+
+    pool = ConnectionPool(dial)  # type: ignore[arg-type]
+    pop = pool._pop
+
+    def pop_after_another() -> SyncConnection | None:
+        connection = pop()
+        if connection is None or taken:
+            return connection
+        taken.append(connection)
+        return None
+
+    monkeypatch.setattr(pool, "_pop", pop_after_another)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pool.take, ListenDeadline(PATIENT))
+        while not pool._connecting:
+            time.sleep(0.0001)
+        pool.close()
+        may_connect.set()
+        pool.give(waiting.result())
+    taken[0].close()
+    assert opened[1].peer.fileno() == -1
+
+
 def test_a_pool_that_was_closed_keeps_connections_again() -> None:
     """One that a call begins after closing serves the next, even if the call itself has given up."""
     may_connect, opened = threading.Event(), Opened()
