@@ -133,9 +133,10 @@ class PreparedKey:
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
     """Return the keys for a client, as with the part ``ip``; None without an address."""
-    if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
-        # IPv4 addresses need no `grouped`.
-        field = _IPV4_HEADS[len(client)] + client.encode() + b","
+    # IPv4 addresses need no `grouped`.
+    raw = client.encode() if client is not None and len(client) <= 15 and client.isascii() else b""
+    if raw.replace(b".", b"0").isdigit():
+        field = _IPV4_HEADS[len(raw)] + raw + b","
     else:
         address = None if client is None else grouped(client, ipv6_prefix)
         field = _bytes(_field("ip", address) if address else "nobody,")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple, final
 
@@ -191,15 +192,17 @@ class PreparedPlan:
         self.template: PlanTemplate | None = self._template()
         """None if a charge isn't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
-        self.counter: PlainCounter | Queue | None = None
+        self.counter: PlainCounter | None = None
+        """None if ``pending`` counts for metrics, too."""
         self.pending: Queue | None = None
         """Readings to count; None outside a fleet."""
         if self.template and rows:
-            self.counter = PlainCounter(self.template, rows)
-            counts = self.charged_rules[0].counts
-            tally = self.charged_rules[0].tally
-            if counts is not None and tally is not None:
-                self.counter = self.pending = self._queue(tally, self.counter, counts)
+            counts, counter = self.charged_rules[0].counts, partial(PlainCounter, self.template, rows)
+            defers = counts is not None and counts.defers
+            if not defers:
+                self.counter = counter()
+            if counts is not None and counts.tally is not None:
+                self.pending = self._queue(counts.tally, counter if defers else None, counts)
         self.guarded: tuple[tuple[int, CompiledRule], ...] = tuple(
             [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
         )
@@ -216,12 +219,12 @@ class PreparedPlan:
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """Plans by costs. The value is None for costs seen once."""
 
-    def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
+    def _queue(self, tally: Tally, counter: Callable[[], PlainCounter] | None, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
         for place, each in enumerate(self.charged_rules):
             if each.row is not None and each.row.clients is not None:
                 places.setdefault(each.name, (place, each.name, each.row.clients, each.name_of))
-        return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
+        return Queue(tally, counter, list(places.values()), counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
         """Return the plan; None if limits must be awaited."""
