@@ -39,7 +39,7 @@ class Key:
     ``inventable`` returns True for parts that clients can invent.
     """
 
-    __slots__ = ("_hash", "_inventable", "_labels", "_parts")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "is_by_client")
 
     def __init__(
         self,
@@ -50,14 +50,11 @@ class Key:
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._labels = [check_part(name) for name in names]
+        self.is_by_client: bool = any(label not in _SHARED for labels in self._labels for label in labels)
         parts = [[(label, inventable(label)) for label in labels] for labels in self._labels]
         self._inventable = [part for part in parts if any(made_up for _, made_up in part)]
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
-
-    @property
-    def is_by_client(self) -> bool:
-        return any(label not in _SHARED for labels in self._labels for label in labels)
 
     def text(self, subject: Subject) -> str:
         text = ""
@@ -69,11 +66,10 @@ class Key:
         found = {}
         for labels in self._labels:
             # Stop at the first one, as for the key: a later alternative may be slow to find.
-            others = [label for label in labels if label != "global"]
-            values = ((label, part_of(subject, label)) for label in others)
-            present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
-            if present is not None and present[1]:
-                found[present[0]] = present[1]
+            for label in () if labels == ("global",) else (*labels, "ip"):
+                if label != "global" and (value := part_of(subject, label)):
+                    found[label] = value
+                    break
         return list(found.items())
 
     @property

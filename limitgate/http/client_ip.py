@@ -234,7 +234,7 @@ class TrustedProxies:
         """
         self.unsampled = repeat(True, self._next_gap)
         self._next_gap = 2 * self._next_gap + 1
-        headers = request.headers
+        headers = request.opened_headers()
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             if header not in headers or not headers.end(header, 1):
                 continue

@@ -64,10 +64,6 @@ def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex
     return index
 
 
-def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
-    return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
-
-
 Entering = tuple[Callable[[Any, Any, PreparedPlan | GivenPlans, Caller | None], bool], Any, Any]
 """A function that takes permits (False if refused or waiting), the admission, and the next outer admission."""
 
@@ -392,7 +388,7 @@ class Planner:
             for entry in index.find(path)
             if entry[1].rule.applies_to(method) and not entry[1].rule.excludes(path)
         }
-        return tuple(_in_order(placed))
+        return tuple([compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))])
 
     def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> CompiledRules:
         compiled_rules: list[CompiledRule] = []
