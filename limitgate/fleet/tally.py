@@ -246,7 +246,7 @@ def _taken(queue: list[T]) -> list[T]:
 class Queue:
     """Readings of one prepared plan that aren't counted yet.
 
-    With a ``counter``, which is made when needed, they are also counted for metrics.
+    With a ``counter``, they are counted for metrics.
     """
 
     __slots__ = (

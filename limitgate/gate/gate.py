@@ -334,7 +334,7 @@ class Gate:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
-            # Inlined `deferred`, to save a call.
+            # As `deferred`, without a call.
             admission.decision = decision = new_deferred()
             set_evidence(decision, answer)
             answer.owner = admission.request

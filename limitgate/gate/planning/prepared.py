@@ -199,7 +199,7 @@ class PreparedPlan:
         """None if a charge isn't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
         self.counter: PlainCounter | None = None
-        """None if ``pending`` counts for metrics, too."""
+        """None if ``pending`` counts for metrics."""
         self.pending: Queue | None = None
         """Readings to count; None outside a fleet."""
         if self.template and rows:
