@@ -39,7 +39,7 @@ class Key:
     ``inventable`` returns True for parts that clients can invent.
     """
 
-    __slots__ = ("_hash", "_inventable", "_labels", "_parts")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "is_by_client")
 
     def __init__(
         self,
@@ -50,14 +50,11 @@ class Key:
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._labels = [check_part(name) for name in names]
+        self.is_by_client: bool = any(label not in _SHARED for labels in self._labels for label in labels)
         parts = [[(label, inventable(label)) for label in labels] for labels in self._labels]
         self._inventable = [part for part in parts if any(made_up for _, made_up in part)]
         self._parts = [_part(labels, pattern) for labels in self._labels]
         self._hash = hashlib.blake2b(_field("owner", owner).encode(), digest_size=16, key=secret)
-
-    @property
-    def is_by_client(self) -> bool:
-        return any(label not in _SHARED for labels in self._labels for label in labels)
 
     def text(self, subject: Subject) -> str:
         text = ""
@@ -68,12 +65,11 @@ class Key:
     def named(self, subject: Subject) -> list[tuple[str, str]]:
         found = {}
         for labels in self._labels:
-            # Stop at the first one, as for the key: a later alternative may be slow to find.
-            others = [label for label in labels if label != "global"]
-            values = ((label, part_of(subject, label)) for label in others)
-            present = next((value for value in values if value[1]), ("ip", subject.address()) if others else None)
-            if present is not None and present[1]:
-                found[present[0]] = present[1]
+            # Stop at the first one, as for the key: others may be slow.
+            for label in () if labels == ("global",) else (*labels, "ip"):
+                if label != "global" and (value := part_of(subject, label)):
+                    found[label] = value
+                    break
         return list(found.items())
 
     @property
@@ -133,9 +129,10 @@ class PreparedKey:
 
 def keys_of_client(prepared: Iterable[PreparedKey], client: str | None, ipv6_prefix: int) -> list[str]:
     """Return the keys for a client, as with the part ``ip``; None without an address."""
-    if client is not None and len(client) < len(_IPV4_HEADS) and client.isascii() and client.replace(".", "0").isdecimal():
-        # IPv4 addresses need no `grouped`.
-        field = _IPV4_HEADS[len(client)] + client.encode() + b","
+    # IPv4 addresses need no `grouped`.
+    raw = client.encode() if client is not None and len(client) <= 15 and client.isascii() else b""
+    if raw.replace(b".", b"0").isdigit():
+        field = _IPV4_HEADS[len(raw)] + raw + b","
     else:
         address = None if client is None else grouped(client, ipv6_prefix)
         field = _bytes(_field("ip", address) if address else "nobody,")

@@ -326,7 +326,6 @@ class DjangoRequest(Request):
         self.scope: Scope | None = getattr(django, "scope", None)
         self.environ: Environ | None = django.META if self.scope is None else None
         self.sent_method = (django.method or "GET").upper()
-        self.method = "GET" if self.sent_method == "HEAD" else self.sent_method
         self.sent: str = django.path_info
         self.peer: str | None = django.META.get("REMOTE_ADDR") or None
         self.is_outermost: bool = not (self.passed_a_gate or self.has_too_many_lines)

@@ -293,7 +293,7 @@ class ASGIExchange(Exchange):
         return {"type": "websocket.disconnect", "code": refusal.close_code, "reason": refusal.reason}
 
     @marked_as_coroutine
-    def send(self, message: Message) -> Awaitable[None]:  # noqa: C901 - calls slow down every message
+    def send(self, message: Message) -> Awaitable[None]:
         """Add rate fields at the start of the response."""
         admission = self._admission
         if admission.is_plain and (type(admission.decision) is DeferredDecision or not admission.has_news):
@@ -306,7 +306,7 @@ class ASGIExchange(Exchange):
                 admission.sent_status = message.get("status") or 200
                 admission.has_begun = True
                 if admission.rules.counts is not None:
-                    admission.count_once(admission.rules.counts)
+                    admission.count_once()
                 inside, outside = self.scope, self._outer_scope
                 outside.clear()
                 outside.update(inside)
@@ -317,10 +317,7 @@ class ASGIExchange(Exchange):
                 self._shown = len(inside)
                 fields = admission.raw_fields()
                 if fields:
-                    headers = message.get("headers") or ()
-                    if type(headers) is not list:
-                        headers = [*headers]
-                    initials = admission.rules.raw_initials
+                    headers, initials = [*(message.get("headers") or ())], admission.rules.raw_initials
                     try:
                         for name, _ in headers:
                             if name[0] in initials:
@@ -330,7 +327,7 @@ class ASGIExchange(Exchange):
                     except IndexError:
                         headers = raw_without(headers, fields)
                     message = {**message}
-                    message["headers"] = [*headers, *fields]
+                    message["headers"] = headers + fields
                 return send(message)
         return self.send_any(message)
 

@@ -161,8 +161,8 @@ def starting(admission: Admission, start_response: StartResponse, waiting: Field
             # Set this before `has_begun`, because other threads read it afterwards.
             admission.sent_status = status
             admission.has_begun = True
-            if admission.rules.counts is not None and not admission.is_counted:
-                admission.count_once(admission.rules.counts)
+            if not admission.is_counted and admission.rules.counts is not None:
+                admission.count_once()
         else:
             admission.begun(status)
         if admission.meter is not None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet, ref
 
@@ -181,7 +182,6 @@ class Tally:
 class CountsRules(Protocol):
     """Counts readings for the metrics of rules."""
 
-    charged: Callable[[Sequence[Any]], None]
     charged_many: Callable[[Sequence[Sequence[Any]]], None]
     refused: Callable[[Sequence[Any]], None]
 
@@ -191,14 +191,13 @@ Place = tuple[int, str, Clients, Name]
 
 
 class _Pending:
-    __slots__ = ("_count_many", "_counter", "_defers", "others", "places", "readings", "refusals")
+    __slots__ = ("_count_many", "_counter", "others", "places", "readings", "refusals")
 
-    def __init__(self, counter: CountsRules, places: Sequence[Place], count_many: CountMany, *, defers: bool) -> None:
-        self._counter = counter
+    def __init__(self, counter: Callable[[], CountsRules] | None, places: Sequence[Place], count_many: CountMany) -> None:
+        self._counter = None if counter is None else cache(counter)
         # Without the functions that name clients, which would keep replaced rules alive.
         self.places: list[tuple[int, str, Clients]] = [(place, rule, clients) for place, rule, clients, _ in places]
         self._count_many = count_many
-        self._defers = defers
         # Lists, from whose start many are taken at once.
         self.readings: list[Any] = []
         self.others: list[Any] = []
@@ -214,19 +213,19 @@ class _Pending:
 
     def count(self, now: float) -> None:
         readings, others = _taken(self.readings), _taken(self.others)
-        if readings and self._defers:
+        if readings and self._counter is not None:
             self._count_many("admitted", Counter([reading.source for reading in readings]))
         readings += others
         if readings:
-            if self._defers:
-                self._counter.charged_many([reading.states for reading in readings])
+            if self._counter is not None:
+                self._counter().charged_many([reading.states for reading in readings])
             for place, _, clients in self.places:
                 clients.used.add(Counter([reading.keys[place] for reading in readings]), now)
         refusals = _taken(self.refusals)
         if refusals:
-            if self._defers:
+            if self._counter is not None:
                 for reading, _ in refusals:
-                    self._counter.refused(reading.states)
+                    self._counter().refused(reading.states)
                 self._count_many("refused", Counter([reading.source for reading, _ in refusals]))
             for place, name, clients in self.places:
                 refused = Counter([reading.keys[place] for reading, rules in refusals if name in rules])
@@ -245,41 +244,37 @@ def _taken(queue: list[T]) -> list[T]:
 
 
 class Queue:
-    """Readings of one prepared plan that aren't counted yet. Used like a counter.
+    """Readings of one prepared plan that aren't counted yet.
 
-    With ``defers``, ``count_many`` also counts them for metrics.
+    With a ``counter``, they are counted for metrics.
     """
 
     __slots__ = (
         "__weakref__",
         "_pending",
         "_places",
-        "charged",
         "defers",
         "is_known",
         "others",
         "queue",
-        "refused",
+        "refusals",
         "tally",
     )
 
     def __init__(
         self,
         tally: Tally,
-        counter: CountsRules,
+        counter: Callable[[], CountsRules] | None,
         places: Sequence[Place],
-        *,
-        defers: bool,
         count_many: CountMany,
     ) -> None:
         self.tally: Tally = tally
-        self.charged: Callable[[Sequence[Any]], None] = counter.charged
-        self.refused: Callable[[Sequence[Any]], None] = counter.refused
-        self.defers: bool = defers
+        self.defers: bool = counter is not None
         self._places = places
-        self._pending = _Pending(counter, places, count_many, defers=defers)
+        self._pending = _Pending(counter, places, count_many)
         self.queue: list[Any] = self._pending.readings
         self.others: list[Any] = self._pending.others
+        self.refusals: list[tuple[Any, Iterable[str | None]]] = self._pending.refusals
         self.is_known: Callable[[Sequence[str]], bool] | None = tally.known.issuperset
         """Returns False if a client of these keys needs a name. None while no client needs a name."""
         tally.take(self, self._pending)
@@ -308,12 +303,6 @@ class Queue:
         if len(self._pending) > MOST:
             tally.at_overflow()
             tally.count(waits=False)
-
-    def note_refusal(self, reading: Any, rules: Iterable[str | None], admission: Any) -> None:
-        queue = self._pending.refusals
-        queue.append((reading, rules))
-        if not self.tally.known.issuperset(reading.keys) or len(queue) > MOST:
-            self.look(reading.keys, admission)
 
 
 def digest_of(key: str) -> str:

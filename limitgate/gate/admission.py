@@ -19,7 +19,7 @@ from limitgate.limits.decision import OVER, Decision, DeferredDecision, FinalCos
 from limitgate.limits.plan import Charge, Plan, Reading, Source
 from limitgate.limits.template import PlainRefund, PlainSpend
 from limitgate.llm.metering import ResponseMeter
-from limitgate.observing.counts import Counts, outweighs
+from limitgate.observing.counts import outweighs
 from limitgate.observing.instruments import Outcome
 from limitgate.rules.callers import Caller
 from limitgate.rules.decorators import Mark
@@ -131,7 +131,9 @@ class Admission:
         """Record a refusal, which outweighs any other outcome."""
         pending = self.prepared.pending  # type: ignore[union-attr]  # A reading belongs to a prepared plan.
         if pending is not None:
-            pending.note_refusal(reading, rules, self)
+            pending.refusals.append((reading, rules))
+            if not pending.tally.known.issuperset(reading.keys) or len(pending.refusals) > MOST:
+                pending.look(reading.keys, self)
             self.is_counted = pending.defers
         self.decision = decision
         self._now = reading.now
@@ -194,20 +196,19 @@ class Admission:
         if outweighs(outcome, self.outcome):
             self._outcome, self._decided_by = outcome, source
 
-    def count_once(self, counts: Counts) -> None:
+    def count_once(self) -> None:
         """Count the final outcome. Nested gates count a request once."""
         self.is_counted = True
-        reading = self.reading
+        reading, is_plain = self.reading, self.is_plain
         if reading is not None and (pending := self.prepared.pending) is not None:  # type: ignore[union-attr]  # It has one.
-            is_final = self.is_plain and self._outcome is None
-            queue = pending.queue if is_final else pending.others
+            queue = pending.queue if is_plain else pending.others
             queue.append(reading)
             is_known = pending.is_known
             if (is_known is not None and not is_known(reading.keys)) or len(queue) > MOST:
                 pending.look(reading.keys, self)
-            if is_final and pending.defers:
+            if is_plain and pending.defers:
                 return
-        if not self.is_plain and self.is_nested:
+        if self.is_nested and not is_plain:
             outer = self.outer
             while outer is not None:
                 if outer.rules.counts is not None:
@@ -217,7 +218,8 @@ class Admission:
             for inner in within:
                 within += inner.inner
                 self.decide(inner.outcome, inner.decided_by)
-        counts.count(self.outcome, self.decided_by)
+        if self.rules.counts is not None:
+            self.rules.counts.count(self.outcome, self.decided_by)
 
     @property
     def needs_only_fields(self) -> bool:
@@ -312,9 +314,8 @@ class Admission:
             # Set this before `has_begun`, because other threads read it afterwards.
             self.sent_status = status
         self.has_begun = True
-        counts = self.rules.counts
-        if counts is not None and not self.is_counted:
-            self.count_once(counts)
+        if not self.is_counted and self.rules.counts is not None:
+            self.count_once()
 
     def failed(self) -> None:
         """Note an application's error: a 500, unless a response has begun or the client left."""
@@ -333,8 +334,8 @@ class Admission:
             if self.permits is not None and self.permits.held:
                 self.permits.end_unanswered(client_left=self.client_left)
             request.is_over = self.is_sent = True
-            if self.rules.counts is not None and not self.is_counted:
-                self.count_once(self.rules.counts)
+            if not self.is_counted and self.rules.counts is not None:
+                self.count_once()
             reading: Any = self.reading
             is_deferred = type(self.decision) is DeferredDecision
             if is_deferred and self.opened_settlement is None:

@@ -20,7 +20,7 @@ from limitgate.gate.planning.identity import UNASKED, AnyIdentify, Identify
 from limitgate.gate.planning.prepared import PreparedPlan
 from limitgate.gate.turns import Turns
 from limitgate.http.request import BodyWanted, Request, Wanted
-from limitgate.limits.decision import Decision, deferred, set_in_force
+from limitgate.limits.decision import Decision, deferred, new_deferred, set_evidence, set_in_force
 from limitgate.limits.template import AnyReading, PlainSpend, whole_reading
 from limitgate.observing.counts import ReloadStats
 from limitgate.process import switch
@@ -330,14 +330,15 @@ class Gate:
         ):
             if not self.outages.is_known:
                 self.outages.answered()
-            if prepared.counter is not None and not prepared.counter.defers:
+            if prepared.counter is not None:
                 prepared.counter.charged(answer.states)
             admission.reading = answer
             admission.is_plain = True
-            if permits is None:
-                admission.decision = deferred(answer, admission.request)
-            else:
-                admission.decision = decision = deferred(answer, admission.request)
+            # As `deferred`, without a call.
+            admission.decision = decision = new_deferred()
+            set_evidence(decision, answer)
+            answer.owner = admission.request
+            if permits is not None:
                 set_in_force(decision, permits.in_force)
                 if permits.adaptive.counts:
                     permits.count()
@@ -368,13 +369,13 @@ class Gate:
         if not self.outages.is_known:
             self.outages.answered()
         if not (is_admitted or decision.allowed):
-            if prepared.counter is not None and not prepared.counter.defers:
+            if prepared.counter is not None:
                 prepared.counter.refused(answer.states)
             rules, key = template.refusing(decision, answer)
             refusal = self.refusals.refuse(admission, decision, rules, key, answer.now, prepared.compiled_rules)
             admission.refuse(answer, decision, refusal, rules)
             return self.charging.count_refusal(admission, decision, prepared.charged_rules) if prepared.bans else None
-        if prepared.counter is not None and not prepared.counter.defers:
+        if prepared.counter is not None:
             prepared.counter.charged(answer.states)
         admission.reading = answer
         admission.decision = decision

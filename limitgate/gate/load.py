@@ -60,10 +60,8 @@ class Load:
                 peer = None
                 if not trusts_proxies:
                     peer = request.peer
-                    if proxies.until_sample > 0:
-                        proxies.until_sample -= 1
-                    else:
-                        # Samples LG006, whatever the key of the rule.
+                    # Samples LG006, whatever the key of the rule.
+                    if not next(proxies.unsampled, False):
                         request.resolved_client()
                 permits.client = peer if peer is None or ":" not in peer else group_of(peer)
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import struct
 from bisect import bisect_right
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, collapse_addresses, ip_address, ip_network
+from itertools import repeat
 from pathlib import Path
 from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
@@ -152,8 +152,8 @@ class TrustedProxies:
         self._header = header.lower()
         self._met: dict[str, str] = {}
         self.take_peers: bool = not self.trust_anybody
-        self.until_sample: float = 0
-        """Requests until the next search for an untrusted header, in the 1st, 2nd, 4th, 8th … request."""
+        self.unsampled: Iterator[bool] = iter(())
+        """Ends at the next search for an untrusted header, in the 1st, 2nd, 4th, 8th … request."""
         self._next_gap = 0
         self._untrusted, self._trusting = Once(Diagnosis.UNTRUSTED_FORWARDING), Once(Diagnosis.SERVER_TRUSTS_ALL)
         self.judges_server = True
@@ -180,17 +180,14 @@ class TrustedProxies:
         """
         peer = request.peer
         # IPv4 has only one spelling.
-        if self.take_peers and self.until_sample > 0 and peer is not None and peer.replace(".", "").isdecimal():
-            self.until_sample -= 1
+        if self.take_peers and peer is not None and peer.replace(".", "").isdecimal() and next(self.unsampled, False):
             return peer
         client = self._met.get(peer) if peer else None
         if client is None:
             address = None if peer is None else _read(peer)
             client = peer if address is None else address[0]
             if self.take_peers or not (self._unix if peer is None else self._trusted(address)):
-                if self.until_sample > 0:
-                    self.until_sample -= 1
-                else:
+                if not next(self.unsampled, False):
                     self._search(request, client)
                 return client
             self._meet(peer, client)
@@ -235,9 +232,9 @@ class TrustedProxies:
 
         If the header contains the peer, the server took the peer from the header, which any client may have sent (LG002).
         """
-        self.until_sample = self._next_gap
+        self.unsampled = repeat(True, self._next_gap)
         self._next_gap = 2 * self._next_gap + 1
-        headers = request.headers
+        headers = request.opened_headers()
         for header in dict.fromkeys((self._header, "x-forwarded-for", "forwarded")):
             if header not in headers or not headers.end(header, 1):
                 continue
@@ -246,10 +243,10 @@ class TrustedProxies:
                 forwarded.extend(map(canonical, _elements(request, header)))
             address = None if peer is None else canonical(peer)
             if peer is None or address not in forwarded:
-                self.until_sample = math.inf
+                self.unsampled = repeat(True)
                 self._untrusted.log(header)
             elif self.judges_server and address == forwarded[-1] and _was_chosen(request, forwarded):
-                self.until_sample = math.inf
+                self.unsampled = repeat(True)
                 self._trusting.log()
             return
 

@@ -391,8 +391,6 @@ class Request:
     ``client`` is the address behind trusted proxies, or None.
     """
 
-    method: str
-    """Upper case; GET for HEAD and WebSockets."""
     sent_method: str
     """The method as sent, because routers may distinguish HEAD."""
     sent: str
@@ -436,6 +434,12 @@ class Request:
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> NoReturn:
         """Raise `ConfigError`, because FastAPI endpoints need FastAPI's request."""
         raise ConfigError("limitgate.Request is the request of rules and identify, expected fastapi.Request in an endpoint")
+
+    @cached_property
+    def method(self) -> str:
+        """Upper case; GET for HEAD and WebSockets."""
+        method = self.sent_method.upper()
+        return "GET" if method == "HEAD" else method
 
     @cached_property
     def path(self) -> str:
@@ -595,7 +599,8 @@ class ASGIRequest(Request):
             method, client, root = scope.get("method", "GET"), scope.get("client"), scope.get("root_path", "")
         self.scope = scope
         self.sent_method = method
-        self.method: str = method if method in _METHODS else _method(method)
+        # Faster than a default.
+        self.cost: int | None = None
         self.sent: str = scope["path"]
         self.root = root
         self.peer: str | None = (client[0] or None) if client else None
@@ -624,10 +629,9 @@ class WSGIRequest(Request):
     environ: Environ
 
     def __init__(self, environ: Environ) -> None:
-        method = environ["REQUEST_METHOD"]
         self.environ = environ
-        self.sent_method = method
-        self.method: str = method if method in _METHODS else _method(method)
+        self.sent_method = environ["REQUEST_METHOD"]
+        self.cost: int | None = None
         path = environ.get("PATH_INFO", "")
         self.sent: str = path if path.isascii() else _text(path)
         self.peer: str | None = environ.get("REMOTE_ADDR") or None
@@ -647,11 +651,6 @@ class WSGIRequest(Request):
 
     def _read_body_here(self, most: int) -> bytes:
         return read_input(self.environ, most)
-
-
-def _method(method: str) -> str:
-    method = method.upper()
-    return "GET" if method == "HEAD" else method
 
 
 def _text(native: str) -> str:

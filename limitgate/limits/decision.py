@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
@@ -296,10 +297,10 @@ class DeferredDecision(Decision):
 
 
 _SLOTS: Any = vars(Decision)
-_set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
+set_evidence: Callable[[Decision, Sequence[BucketReading]], None] = _SLOTS["evidence"].__set__
 set_in_force: Callable[[Decision, tuple[InForce, ...]], None] = _SLOTS["in_force"].__set__
 """Sets the adaptive limits of a deferred decision. Used by `under_places`."""
-_new = object.__new__
+new_deferred: Callable[[], Decision] = partial(object.__new__, DeferredDecision)
 OVER = FinalCosts()
 """Used if a request ended before its decision was read."""
 OVER.is_over = True
@@ -325,8 +326,8 @@ def _worked_out(decision: Decision) -> Decision:
 
 
 def deferred(evidence: Any, owner: SettlementOwner) -> Decision:
-    decision = _new(DeferredDecision)
-    _set_evidence(decision, evidence)
+    decision = new_deferred()
+    set_evidence(decision, evidence)
     evidence.owner = owner
     return decision
 

@@ -101,9 +101,9 @@ class PlanTemplate:
         self.bans: int = len([charge for charge in charges if charge.bucket.algorithm is ban])
         """Number of bans to check. The keys of bans come last."""
         counted = charges[: len(charges) - self.bans]
-        windows = sum([len(charge.bucket.limits) for charge in counted])
+        self.counts: tuple[int, ...] = tuple([count for charge in counted for count in charge.bucket.counts])
         is_split = any(map(is_joined, counted, counted[1:]))
-        if is_split or not (all(map(is_plain, counted)) and 0 < windows <= MAX_WINDOWS):
+        if is_split or not (all(map(is_plain, counted)) and 0 < len(self.counts) <= MAX_WINDOWS):
             raise ValueError(
                 f"{charges!r} are not plain, expected charges without lease, borrowing, adjustment or date, and one for each "
                 "shadow rule"
@@ -115,19 +115,19 @@ class PlanTemplate:
             [(charge.bucket, charge.cost, charge.enforced, _rows(charge)) for charge in counted]
         )
         """Bucket, cost, enforced and rows, without bans."""
-        self.has_slots: bool = any(charge.bucket.has_slots for charge in counted)
+        self.has_slots: bool = True in [charge.bucket.has_slots for charge in counted]
         self.only: tuple[Bucket, int, bool, tuple[Row, ...]] | None = (
             self.buckets[0] if len(counted) == 1 and not self.has_slots else None
         )
         self.may_wait: bool = max([charge.max_wait_us for charge in counted]) > 0
-        self.is_enforced: bool = False not in [charge.enforced for charge in counted]
+        enforced = [charge.enforced for charge in counted]
+        self.is_enforced: bool = False not in enforced
         """True without shadow rules."""
-        self.is_of_shadows: bool = True not in [charge.enforced for charge in counted]
+        self.is_of_shadows: bool = True not in enforced
         self._only_rule = (counted[0].rule,) if len(counted) == 1 else None
         self.load = sum([charge.bucket.load.opening + charge.bucket.load.charge for charge in charges])
         """Time in Redis in µs."""
         self.facts: int = sum([charge.bucket.facts for charge in charges])
-        self.counts: tuple[int, ...] = tuple([count for charge in counted for count in charge.bucket.counts])
         straight = {charge.bucket.algorithm.STRAIGHT for charge in counted}
         self.is_of_debts: bool = straight == {gcra.STRAIGHT}
         self._windows: tuple[_Window, ...] | None = None
@@ -350,7 +350,8 @@ def tightest(debts, {slacks} room, ticks, count, increment, burst, charge, windo
 
 def _straight_tightest(windows: Sequence[_Window]) -> _TightestOf:
     """Make a function. Constants are defaults of parameters, because a closure would create objects."""
-    place = min(range(len(windows)), key=lambda each: windows[each][5])
+    bursts = [window[5] for window in windows]
+    place = bursts.index(min(bursts))
     slacks = [window[1] if each == place else window[0] for each, window in enumerate(windows)]
     alike = [each for each, window in enumerate(windows) if each != place and window[1:6] == windows[place][1:6]]
     return FunctionType(*_straight(len(windows), place, *alike), (*slacks, *windows[place][1:], windows))

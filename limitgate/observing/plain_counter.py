@@ -68,7 +68,6 @@ _PLACED_BOUNDS = tuple([(COUNTS + place, bound) for place, bound in enumerate((*
 
 class PlainCounter:
     __slots__ = ("charged", "charged_many", "refused")
-    defers = False
 
     def __init__(self, template: PlanTemplate, rows: Sequence[RuleSeries]) -> None:
         if not template.is_of_debts:

@@ -72,7 +72,7 @@ class Layout:
         self.mark: bytes = b""
         self.uses: int = 0
         initial = bucket.algorithm.initial(0, bucket)
-        self.is_debts: bool = bool(initial) and all(type(state) is int for state in initial)
+        self.is_debts: bool = set(map(type, initial)) == {int}
         self.is_row: bool = type(initial[0]) is tuple if initial else False
         self.is_log: bool = isinstance(initial[0], Log) if initial else False
         self.is_slots: bool = bucket.has_slots

@@ -65,11 +65,12 @@ class AdaptiveLimits:
 class CompiledRule:
     __slots__ = (
         "_cardinality",
-        "_cost",
         "_key",
         "_max_wait_us",
         "_owner",
         "_prefix",
+        "asks_route",
+        "cost",
         "counts",
         "enforced",
         "has_slots",
@@ -123,11 +124,13 @@ class CompiledRule:
             # Raises for a prefix that is invalid for refusal counts.
             count_key(self._prefix)
         self._max_wait_us = rule.max_wait_us
-        self._cost = rule.fixed_costs
+        self.cost: int | tuple[int, ...] | None = rule.fixed_costs
+        """None if it depends on the request."""
         self.is_graded: bool = rule.reserve is not None
         self.places: ConcurrencyLimiter | None = (
             None if rule.adaptive is None or adaptive_limits is None else adaptive_limits.of(rule, kind)
         )
+        self.asks_route: bool = self.places is not None or rule.key_asks("path")
         self.priority = rule.priority
         if self.row is not None:
             self.row.is_shadow = not self.enforced
@@ -139,8 +142,8 @@ class CompiledRule:
 
     def named(self, subject: Subject, names: Names) -> str:
         """Return the owner of a bucket, such as ``ip=20….7``; empty if global."""
-        parts = [(label, shown(label, value, names)) for label, value in self._key.named(subject)]
-        return " ".join([f"{label}={text}" for label, text in parts if text])
+        parts = self._key.named(subject)
+        return " ".join([f"{label}={text}" for label, value in parts if (text := shown(label, value, names))])
 
     @property
     def tally(self) -> Tally | None:
@@ -162,12 +165,12 @@ class CompiledRule:
         limited = CompiledRule.__new__(CompiledRule)
         _copy_slots(self, limited)
         limited.rule = self.rule.having_limits(limits)
-        limited._cost = limited.rule.fixed_costs  # noqa: SLF001 - it is one of ours
+        limited.cost = limited.rule.fixed_costs
         limited.has_slots = any(bucket.has_slots for bucket in limited.rule.buckets)
         return limited
 
     def admitted_charges(self, subject: Subject, values: Sequence[Value]) -> list[Charge]:
-        cost = self.rule.costs_of(subject.request) if self._cost is None else self._cost
+        cost = self.rule.costs_of(subject.request) if self.cost is None else self.cost
         key = self.key_of(subject, values)
         if self.is_guarded or (values and self._cardinality is not None and any(value.is_inventable for value in values)):
             key = self.admitted_key(key, subject, values)
@@ -196,13 +199,8 @@ class CompiledRule:
 
     def charges_of(self, subject: Subject, values: Sequence[Value] = ()) -> list[Charge]:
         """Return charges without opening a bucket. An unknown cost is 1."""
-        cost = self._cost or (1,) * len(self.rule.bucket_costs) or 1
+        cost = self.cost or (1,) * len(self.rule.bucket_costs) or 1
         return self.charges(self.key_of(subject, values), cost, subject.priority)
-
-    @property
-    def cost(self) -> int | tuple[int, ...] | None:
-        """The cost; None if it depends on the request."""
-        return self._cost
 
     def prepared_key(self, subject: Subject) -> PreparedKey:
         return self._key.prepared(subject, self._prefix)

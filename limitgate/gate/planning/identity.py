@@ -88,6 +88,7 @@ class Identities:
     ) -> None:
         self.ipv6_prefix = ipv6_prefix
         self._callers = callers
+        self.list_callers: bool = bool(callers)
         self._lists_keys = callers.list_keys
         self.proxies = proxies
         self._tiers = tiers
@@ -102,10 +103,6 @@ class Identities:
         """True for values that clients choose. Unknown methods share one value."""
         return label == "host" or label.startswith(("header:", "json:")) or (label == "api_key" and not self.vouch_for_keys)
 
-    @property
-    def list_callers(self) -> bool:
-        return bool(self._callers)
-
     def address(self, request: Request) -> str | None:
         client = request.client
         return None if client is None else grouped(client, self.ipv6_prefix)
@@ -119,7 +116,7 @@ class Identities:
         return self.proxies.trust(client)
 
     def subject(self, request: Request, identified: Caller | None) -> Subject:
-        caller = self.listed(request) if identified is None and self._callers else identified
+        caller = self.listed(request) if identified is None and self.list_callers else identified
         return Subject(request, caller, self.tier_of(caller), self)
 
     def listed(self, request: Request) -> Caller | None:

@@ -64,10 +64,6 @@ def _index(compiled_rules: Sequence[CompiledRule], *, exempt: bool) -> PathIndex
     return index
 
 
-def _in_order(placed: Iterable[tuple[int, CompiledRule]]) -> list[CompiledRule]:
-    return [compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))]
-
-
 Entering = tuple[Callable[[Any, Any, PreparedPlan | GivenPlans, Caller | None], bool], Any, Any]
 """A function that takes permits (False if refused or waiting), the admission, and the next outer admission."""
 
@@ -147,20 +143,19 @@ class Planner:
         return None if found is None else found[0].bound(found[1], request.caller)
 
     def prepared(  # noqa: C901, PLR0912 - each extra call slows down all requests
-        self, request: Request, identified: Caller | None, entering: Entering | None = None
+        self, request: Request, caller: Caller | None, entering: Entering | None = None
     ) -> tuple[PreparedPlan, Sequence[str]] | None:
         """Return a request's prepared plan, and its keys.
 
         ``entering`` takes permits before any key is computed. The result is None without permits, or if limits must be awaited.
         """
-        identities, caller = self._identities, identified
-        tier, own = DEFAULT_TIER, None
-        if caller is None and self._has_callers:
-            caller = identities.listed(request)
-        if caller is not None:
-            request.caller = caller
-            own = caller.limits
-            tier = identities.tier_of(caller)
+        identities, tier, own = self._identities, DEFAULT_TIER, None
+        if caller is not None or self._has_callers:
+            caller = caller or identities.listed(request)
+            if caller is not None:
+                request.caller = caller
+                own = caller.limits
+                tier = identities.tier_of(caller)
         if request.is_outermost:
             version = self._routes.version(request)
             known, prepared = self._ways.get((tier, request.sent_method, request.sent, request.root), _UNKNOWN)
@@ -189,11 +184,8 @@ class Planner:
             plan = plan.costing(request.cost)
         if plan.is_by_address:
             proxies = identities.proxies
-            if proxies.take_peers and proxies.until_sample > 0:
-                proxies.until_sample -= 1
-                client = request.peer
-            else:
-                client = request.resolved_client()
+            is_sampled = not (proxies.take_peers and next(proxies.unsampled, False))
+            client = request.resolved_client() if is_sampled else request.peer
             keys: Sequence[str] = keys_of_client(plan.keys, client, identities.ipv6_prefix)
         else:
             keys = plan.keys_of(Subject(request, caller, tier, identities)) if plan.keys else ()
@@ -396,7 +388,7 @@ class Planner:
             for entry in index.find(path)
             if entry[1].rule.applies_to(method) and not entry[1].rule.excludes(path)
         }
-        return tuple(_in_order(placed))
+        return tuple([compiled_rule for _, compiled_rule in sorted(placed, key=itemgetter(0))])
 
     def _compiled_marks(self, marks: Sequence[Mark], request: Request) -> CompiledRules:
         compiled_rules: list[CompiledRule] = []

@@ -10,7 +10,9 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, final
 
 from limitgate.fleet.tally import Place, Queue, Tally
@@ -50,14 +52,16 @@ class RuleMatch:
         """Rules that aren't exempt, decorators last."""
         self.exempting: tuple[CompiledRules, ...] = exempting
         """Exempt rules for each interpretation of the path."""
-        self.is_conditional: bool = bool(exempting) or any(each.is_conditional for each in compiled_rules)
-        self.asks_route: bool = any(each.places or each.rule.key_asks("path") for each in compiled_rules)
+        self.is_conditional, self.asks_route = bool(exempting), False
+        for each in compiled_rules:
+            self.is_conditional |= each.is_conditional
+            self.asks_route |= each.asks_route
         applying = _applying(compiled_rules)
         denying = [each for each in applying if each.rule.deny]
-        self.denying: CompiledRule | None = next((each for each in denying if each.enforced), denying[0] if denying else None)
+        self.denying: CompiledRule | None = max(denying, key=_is_enforced, default=None)
         self.limited_rules: tuple[CompiledRule, ...] = tuple([each for each in applying if each.rule.has_limits])
         adaptive_rules = [each for each in self.limited_rules if each.places is not None]
-        self.adaptive_rules: tuple[CompiledRule, ...] = tuple(sorted(adaptive_rules, key=lambda each: not each.enforced))
+        self.adaptive_rules: tuple[CompiledRule, ...] = tuple(sorted(adaptive_rules, key=_is_enforced, reverse=True))
 
     def exempts(self, request: Request) -> bool:
         """True if every interpretation is exempt."""
@@ -91,6 +95,9 @@ def is_met(rule: Rule, request: Request) -> bool:
     if known is None:
         known = met[key] = rule.admits(request)
     return known
+
+
+_is_enforced: Callable[[CompiledRule], bool] = attrgetter("enforced")
 
 
 def _applying(compiled_rules: Sequence[CompiledRule]) -> Sequence[CompiledRule]:
@@ -191,24 +198,28 @@ class PreparedPlan:
         self.template: PlanTemplate | None = self._template()
         """None if a charge isn't plain."""
         rows = [each.row for each in self.charged_rules if each.row is not None]
-        self.counter: PlainCounter | Queue | None = None
+        self.counter: PlainCounter | None = None
+        """None if ``pending`` counts for metrics."""
         self.pending: Queue | None = None
         """Readings to count; None outside a fleet."""
         if self.template and rows:
-            self.counter = PlainCounter(self.template, rows)
-            counts = self.charged_rules[0].counts
-            tally = self.charged_rules[0].tally
-            if counts is not None and tally is not None:
-                self.counter = self.pending = self._queue(tally, self.counter, counts)
+            counts, counter = self.charged_rules[0].counts, partial(PlainCounter, self.template, rows)
+            defers = counts is not None and counts.defers
+            if not defers:
+                self.counter = counter()
+            if counts is not None and counts.tally is not None:
+                self.pending = self._queue(counts.tally, counter if defers else None, counts)
         self.guarded: tuple[tuple[int, CompiledRule], ...] = tuple(
             [(place, each) for place, each in enumerate(compiled_rules) if each.is_guarded]
         )
         """Positions and rules with inventable keys."""
         self.is_by_address: bool = bool(keys) and all(key.is_by_address for key in keys)
-        self.is_by_outcome: bool = any(each.is_by_outcome for each in compiled_rules)
-        self.has_slots: bool = any(each.has_slots for each in compiled_rules)
+        self.is_by_outcome = self.has_slots = self.bans = False
+        for each in compiled_rules:
+            self.is_by_outcome |= each.is_by_outcome
+            self.has_slots |= each.has_slots
+            self.bans |= each.rule.ban is not None
         is_settled = not (self.is_by_outcome or self.has_slots)
-        self.bans: bool = any(each.rule.ban is not None for each in compiled_rules)
         self.is_simple: bool = self.template is not None and self.template.is_enforced and is_settled
         self.given: GivenPlans | None = None
         self._field_writer: Writer | None = None
@@ -216,12 +227,12 @@ class PreparedPlan:
         self._by_costs: dict[Costs, PreparedPlan | None] = _NO_COSTS if self.is_ready else {}
         """Plans by costs. The value is None for costs seen once."""
 
-    def _queue(self, tally: Tally, counter: PlainCounter, counts: Counts) -> Queue:
+    def _queue(self, tally: Tally, counter: Callable[[], PlainCounter] | None, counts: Counts) -> Queue:
         places: dict[str, Place] = {}
         for place, each in enumerate(self.charged_rules):
             if each.row is not None and each.row.clients is not None:
                 places.setdefault(each.name, (place, each.name, each.row.clients, each.name_of))
-        return Queue(tally, counter, list(places.values()), defers=counts.defers, count_many=counts.count_many)
+        return Queue(tally, counter, list(places.values()), counts.count_many)
 
     def with_limits(self, request: Request, own: Mapping[str, Any] | None) -> PreparedPlan | None:
         """Return the plan; None if limits must be awaited."""
