@@ -231,7 +231,7 @@ class EventReader(Reader):
             self._examine_fed()
             chunks = chunks[_FIRST:]
         joined, frame = b"".join(chunks), self._frame
-        if frame is not None and joined and not (self._fed or self._pending or self._after_cr):
+        if frame is not None and joined.endswith(frame.after) and not (self._fed or self._pending or self._after_cr):
             size = frame.size(joined, [*map(frame.cut, chunks)])
             if size is not None:
                 self._text += size
