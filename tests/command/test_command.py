@@ -217,7 +217,7 @@ def test_verbs_on_a_store_start_without_settings(verb: str) -> None:
     """Nor pydantic, which makes them, nor what shows a live view: half of the time in which they start."""
     words = [verb, "--store", "redis://127.0.0.1:1"]
     code = f"import sys; from limitgate.command.group import limitgate; limitgate({words}, standalone_mode=False)"
-    code += "; print({'pydantic', 'rich', 'limitgate.rules', 'limitgate.gate.gate'} & set(sys.modules))"
+    code += "; print({'pydantic', 'rich', 'opentelemetry.sdk', 'limitgate.rules', 'limitgate.gate.gate'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert "cannot reach Redis" in result.stderr
     assert result.stdout == "set()\n"
