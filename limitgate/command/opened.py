@@ -1,4 +1,4 @@
-"""Options and store of a verb. Imports the service and its settings only if needed, so that ``status`` starts fast."""
+"""Options and store of a verb. Imports service and settings only if needed."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _settings(named: Service | None, chosen: dict[str, Any]) -> Settings:
 
 
 def _chosen_place(chosen: Options) -> tuple[str, str] | None:
-    """Return store and key prefix if reading them needs no `Settings`, whose import takes longer than ``status``."""
+    """Return store and key prefix if they need no `Settings`."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     chosen = {name: variables.get(f"LIMITGATE_{name}".upper()) if given is None else given for name, given in chosen.items()}
     store, key_prefix = chosen["store"], chosen["key_prefix"] or "limitgate"

@@ -36,7 +36,7 @@ BESIDES_FRESH = 4.0
 class FleetReader:
     """Reads the fleet of one store and key prefix. Use `reader_of`, which shares readers.
 
-    ``timeout`` is in seconds per call, ``clock`` returns Unix seconds. If ``brief``, the figures have no rules and no history.
+    ``timeout`` is in seconds per call, ``clock`` returns Unix seconds. ``brief`` leaves out rules and history.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class RuleState:
     refusals: Top = NOBODY
     names: Mapping[str, str] = field(default_factory=dict)
     limits: Sequence[Any] = ()
-    """Texts by label. In a decoded snapshot, they are as received, see `read_limits`."""
+    """In a decoded snapshot as received, see `read_limits`."""
     rates: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
     """Used and refused requests per second of the busiest keys."""
     would_refuse: int | None = None
@@ -124,7 +124,6 @@ def encode(snapshot: Snapshot, budget: int = LONGEST_SNAPSHOT) -> bytes:
         if len(packed) <= budget or most == 0:
             break
         most = min(most // 2, most * budget // len(packed))
-    # The process has thousands of rules.
     return packed if len(packed) <= LONGEST_SNAPSHOT else _HEAD + zlib.compress(json.dumps(_bare(snapshot)).encode(), 9)
 
 
@@ -161,7 +160,7 @@ def _plain(snapshot: Snapshot, most: int) -> dict[str, Any]:
 
 
 def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
-    """Return rules with clients in columns, which are several times faster to read than rows."""
+    """Return rules with clients in columns, which are faster to read than rows."""
     listed, entries, names = [], list[Entry](), list[str]()
     moving: dict[int, int] = {}
     for rule in rules:
@@ -260,12 +259,11 @@ def _listed(value: Any) -> list[Any]:
 
 
 def read_values(received: Iterable[Any]) -> list[Value]:
-    """Read counters or gauges of a snapshot; skip damaged ones. Only exporters need them."""
+    """Read counters or gauges of a snapshot; skip damaged ones."""
     return _each(received, _value)
 
 
 def read_limits(received: Sequence[Any]) -> list[Mapping[str, str]]:
-    """Read the limits of a rule; skip damaged ones."""
     return _each(received[:64], lambda limit: {_text(label): _text(value) for label, value in limit.items()})
 
 
@@ -278,7 +276,7 @@ def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
     if any(map(gt, errors, hits)):
         raise ValueError("an error is above its count")
     entries = list(map(Entry._make, zip(keys, hits, errors, since, last)))
-    # A digest stands for the same client in each rule.
+    # A digest is the same client in each rule.
     names = {key: name for key, place in zip(keys, _wholes(kept["u"])) if (name := told[place])}
     moving, tenths = map(_wholes, kept.get("b", ([], [])))
     shadows = {_whole(place): _whole(count) for place, count in kept.get("sh", ())}
@@ -340,7 +338,7 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """Make text printable and short. Cached, because processes report the same texts."""
+    """Make text printable and short."""
     return shortened(printable(text), longest)
 
 

@@ -18,7 +18,6 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
 LONGEST_PREFIX = 64
-"""Characters of a ``key_prefix``."""
 MAX_WINDOWS = 64
 """Maximum of windows, because each request checks all of them, also in Redis."""
 

@@ -12,7 +12,7 @@ from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
 """Usage is plausible up to a hundred times these, because applications add input."""
 MOST_CHUNKS, LONGEST_CHUNK = 128, 1024
-"""Maximum of chunks to keep before reading, and of bytes in such a chunk: a call per chunk would cost more."""
+"""Maximum of chunks kept before reading, and of bytes in each."""
 _log = logging.getLogger("limitgate")
 
 

@@ -172,16 +172,14 @@ class Reader:
 
 
 class _Frame(NamedTuple):
-    """What an event has around its text. Most events of a stream differ only in their text."""
+    """What an event has around its text, mostly the same in a stream."""
 
     before: bytes
     after: bytes
     cut: Callable[[bytes], bytes]
-    """Returns what would be the text of an event."""
 
     @classmethod
     def of(cls, event: bytes) -> _Frame | None:
-        """Return the frame of an event; None without text, or with several texts."""
         found = _DELTA.search(event)
         if found is None:
             return None
@@ -191,7 +189,7 @@ class _Frame(NamedTuple):
         return cls(before, after, itemgetter(slice(len(before), -len(after))))
 
     def size(self, events: bytes, texts: list[bytes]) -> int | None:
-        """Return the size of the texts; None if events have other content."""
+        """Return the size of ``texts``; None if ``events`` have other content."""
         text = b"".join(texts)
         texts[0] = self.before + texts[0]
         texts[-1] += self.after
@@ -216,7 +214,6 @@ class EventReader(Reader):
         self._after_cr = False
         self._is_first = True
         self._frame: _Frame | None = None
-        """That of a recent event."""
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
@@ -226,7 +223,6 @@ class EventReader(Reader):
 
     def feed_all(self, chunks: Sequence[bytes]) -> None:
         if self._frame is None and not self._fed:
-            # The first events tell what the others have around their text.
             self.feed(b"".join(chunks[:_FIRST]))
             self._examine_fed()
             chunks = chunks[_FIRST:]
@@ -297,7 +293,7 @@ class EventReader(Reader):
         return _size_of(b"".join(_DELTA.findall(events)))
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """Normalize line ends. A line feed after a carriage return is dropped, even at the start of the next chunk."""
+        """Normalize line ends, also if a chunk ends within one."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
@@ -422,9 +418,8 @@ def _size_of(text: bytes) -> int:
 
 
 def _size_in_string(text: bytes) -> int | None:
-    """Return the size of the content of a JSON string; None if it isn't one."""
+    """Return None if this isn't the content of one string."""
     escapes, quotes = text.count(b"\\"), text.count(b'"')
-    # Most escapes are these.
     if escapes == quotes + (text.count(b"\\n") if escapes else 0) and (not quotes or text.count(b'\\"') == quotes):
         return len(text) - escapes
     try:

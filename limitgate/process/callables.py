@@ -1,4 +1,4 @@
-"""Whether a callable is async, and how many arguments it accepts."""
+"""Inspects callables."""
 
 from __future__ import annotations
 

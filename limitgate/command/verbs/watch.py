@@ -21,7 +21,7 @@ def _reader(opened: Opened, *, brief: bool) -> FleetReader:
 
 
 def _read(reader: FleetReader) -> Figures:
-    # Half of the time that a thousand processes take would go into looking for garbage, also at the end.
+    # The search for garbage would take half of the time.
     gc.disable()
     figures = reader.read()
     gc.freeze()
