@@ -207,12 +207,11 @@ Reads = Callable[[int, bool], tuple[float, float]]
 
 
 def outbound(url: str) -> Reads:
-    """Streams by OpenAI's client."""
+    """Streams by OpenAI's client. The limiter stays, because its first request of a process starts a thread."""
+    budget, limiter = Budget(tokens="1000000000/day"), Limiter(MemoryStore())
 
     def read(events: int, is_ours: bool) -> tuple[float, float]:  # noqa: FBT001 - as `Reads`
-        transport: Any = httpx2.HTTPTransport()
-        if is_ours:
-            transport = RateLimitTransport(budget=Budget(tokens="1000000000/day"), limiter=Limiter(MemoryStore()))
+        transport = RateLimitTransport(budget=budget, limiter=limiter) if is_ours else httpx2.HTTPTransport()
         with httpx2.Client(transport=transport) as http:
             client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", http_client=http, max_retries=0, timeout=120)
             began, cpu, first = time.perf_counter(), time.thread_time(), 0.0

@@ -51,7 +51,7 @@ def say(*lines: str, err: bool = False) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON value. Infinite numbers become ``null``; control characters and CI commands are escaped."""
     text = _as_json(value, None)
-    # To indent the facts of a thousand processes takes as long as to read them.
+    # Indenting takes long.
     if len(text) < _LONG:
         text = _as_json(value, 2)
     text = ORDERS.sub(r"#\\u0023", text)

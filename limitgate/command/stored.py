@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from limitgate.errors import ConfigError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.rules.rule import RuleSet
-from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, open_sync_store
 from limitgate.stores.base import (
     AsyncConfigStore,
@@ -26,10 +26,14 @@ from limitgate.stores.base import (
 
 if TYPE_CHECKING:
     from limitgate.command.applications import GateAround
+    from limitgate.rules.rule import RuleSet
+    from limitgate.rules.settings import GateSettings
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
     """Return the options: from the command line, then the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
+    from limitgate.rules.settings import GateSettings
+
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -74,10 +78,28 @@ class _BlockingStore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return a service's store; None if it is in the memory of other processes. Raises `click.UsageError`."""
+_SDK = "opentelemetry.sdk.metrics"
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """Keep redis-py from importing it, which takes a tenth of ``status``."""
+    modules: dict[str, Any] = sys.modules
+    if _SDK in modules:
+        yield
+        return
+    modules[_SDK] = None
     try:
-        store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
+        yield
+    finally:
+        del modules[_SDK]
+
+
+def store_of(given: object) -> SyncConfigStore | None:
+    """Return the store of a service's option; None if it is in the memory of other processes. Raises `click.UsageError`."""
+    try:
+        with _without_telemetry():
+            store: Any = open_sync_store(given) if isinstance(given, str) else given
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if isinstance(store, MemoryStore):

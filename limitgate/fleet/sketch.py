@@ -48,7 +48,7 @@ class Sketch:
         self._since: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._floor = 0
-        """Lower bound of the counts, which saves most searches during a flood."""
+        """Lower bound of the counts."""
         self._lowest: list[str] = []
         """Names that had the lowest count when they were last searched."""
 
@@ -79,7 +79,6 @@ class Sketch:
                     self._since[key] = now
                 last[key] = now
             elif fill is not None and cells:
-                # Almost every name of a flood ends here.
                 cell = hash(key) % cells
                 filled = fill[cell] + count
                 if filled <= floor:
@@ -115,7 +114,7 @@ class Sketch:
         self._put(key, count, before, now)
 
     def _least(self) -> str:
-        """Return a name with the lowest count. One search finds all of them, because a flood replaces many."""
+        """Return a name with the lowest count."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -171,11 +170,10 @@ def merge(tops: Iterable[Top], most: int | None = None) -> Top:
             else:
                 known[0] += count - each.floor
                 known[1] += error - each.floor
-                if since - known[3] > PAUSE:
+                if since - known[3] > PAUSE or (since < known[2] and known[2] - last <= PAUSE):
                     known[2] = since
-                elif known[2] - last <= PAUSE:
-                    known[2] = min(known[2], since)
-                known[3] = max(known[3], last)
+                if last > known[3]:  # noqa: PLR1730 - faster
+                    known[3] = last
     ranked = sorted(found, key=lambda key: (found[key][1] - found[key][0], -found[key][0]))
     entries = []
     for key in ranked[:most]:

@@ -11,8 +11,8 @@ from limitgate.llm.usage import Reader, Usage, bounded, reader_for
 
 LEAST_INPUT, LEAST_OUTPUT = 10_000, 1_000
 """Usage is plausible up to a hundred times these, because applications add input."""
-MOST_CHUNKS, LONGEST_CHUNK = 64, 1024
-"""Maximum of chunks to keep before reading, and of bytes in such a chunk: a call per chunk would cost more."""
+MOST_CHUNKS, LONGEST_CHUNK = 128, 1024
+"""Maximum of chunks kept before reading, and of bytes in each."""
 _log = logging.getLogger("limitgate")
 
 
@@ -45,9 +45,9 @@ class ResponseMeter:
 
     def read(self) -> None:
         """Read the chunks that are kept."""
-        chunks = b"".join(self.kept)
+        if self._reader is not None:
+            self._reader.feed_all(self.kept)
         self.kept.clear()
-        self.feed(chunks)
 
     def over(self, status: int | None = None) -> None:
         """Settle once. ``status`` is used if the start of the response wasn't noted."""

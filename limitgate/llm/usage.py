@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from limitgate.llm.estimate import BYTES_PER_TOKEN
@@ -27,6 +29,7 @@ _LONGEST_USAGE = 8192
 """Maximum of bytes in a ``usage`` object."""
 _AT_ONCE = 65_536
 """Maximum of decompressed bytes per step."""
+_FIRST = 8
 _BATCH = 16_384
 """Maximum of bytes of events per step."""
 
@@ -108,6 +111,9 @@ class Reader:
         """Never raises."""
         raise NotImplementedError
 
+    def feed_all(self, chunks: Sequence[bytes]) -> None:
+        self.feed(b"".join(chunks))
+
     def skip(self, size: int) -> None:
         """Count bytes that aren't readable text."""
         self._has_arrived = True
@@ -165,6 +171,31 @@ class Reader:
             self._text_before = self._text
 
 
+class _Frame(NamedTuple):
+    """What an event has around its text, mostly the same in a stream."""
+
+    before: bytes
+    after: bytes
+    cut: Callable[[bytes], bytes]
+
+    @classmethod
+    def of(cls, event: bytes) -> _Frame | None:
+        found = _DELTA.search(event)
+        if found is None:
+            return None
+        before, after = event[: found.start(1)], event[found.end(1) :]
+        if not after.startswith(b'"') or before.count(b'"delta"') > 1 or b'"delta"' in after or _TEXT.search(after):
+            return None
+        return cls(before, after, itemgetter(slice(len(before), -len(after))))
+
+    def size(self, events: bytes, texts: list[bytes]) -> int | None:
+        """Return the size of ``texts``; None if ``events`` have other content."""
+        text = b"".join(texts)
+        texts[0] = self.before + texts[0]
+        texts[-1] += self.after
+        return _size_in_string(text) if (self.after + self.before).join(texts) == events else None
+
+
 class EventReader(Reader):
     r"""Reads server-sent events.
 
@@ -182,12 +213,26 @@ class EventReader(Reader):
         """Number of bytes cut from a long event."""
         self._after_cr = False
         self._is_first = True
+        self._frame: _Frame | None = None
 
     def feed(self, chunk: bytes) -> None:
         self._fed.append(chunk)
         self._size += len(chunk)
         if self._size >= _BATCH:
             self._examine_fed()
+
+    def feed_all(self, chunks: Sequence[bytes]) -> None:
+        if self._frame is None and not self._fed:
+            self.feed(b"".join(chunks[:_FIRST]))
+            self._examine_fed()
+            chunks = chunks[_FIRST:]
+        joined, frame = b"".join(chunks), self._frame
+        if frame is not None and joined.endswith(frame.after) and not (self._fed or self._pending or self._after_cr):
+            size = frame.size(joined, [*map(frame.cut, chunks)])
+            if size is not None:
+                self._text += size
+                return
+        self.feed(joined)
 
     def finish(self) -> Usage | None:
         self._examine_fed()
@@ -233,13 +278,22 @@ class EventReader(Reader):
         if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events and _PLAIN.fullmatch(events):
             self._is_first = False
             # Samples would miss text: the caller steers its sizes, and may ask for a stream without usage.
-            self._text += _size_of(b"".join(_DELTA.findall(events)))
+            self._text += self._size_in(events)
             return
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
 
+    def _size_in(self, events: bytes) -> int:
+        frame = self._frame
+        if frame is not None and events.endswith(frame.after):
+            size = frame.size(events, frame.cut(events).split(frame.after + frame.before))
+            if size is not None:
+                return size
+        self._frame = _Frame.of(events[events.rfind(b"\n\n", 0, -2) + 1 :].removeprefix(b"\n")) or frame
+        return _size_of(b"".join(_DELTA.findall(events)))
+
     def _with_line_feeds(self, chunk: bytes) -> bytes:
-        """Normalize line ends. A line feed after a carriage return is dropped, even at the start of the next chunk."""
+        """Normalize line ends, also if a chunk ends within one."""
         if self._after_cr and chunk.startswith(b"\n"):
             chunk = chunk[1:]
         self._after_cr = chunk.endswith(b"\r")
@@ -359,9 +413,18 @@ def reader_for(content_type: str, content_encoding: str = "") -> Reader:
 
 
 def _size_of(text: bytes) -> int:
-    if b"\\" not in text:
-        return len(text)
+    size = _size_in_string(text)
+    return len(text) if size is None else size
+
+
+def _size_in_string(text: bytes) -> int | None:
+    """Return None if this isn't the content of one string."""
+    escapes, quotes = text.count(b"\\"), text.count(b'"')
+    if escapes == quotes + (text.count(b"\\n") if escapes else 0) and (not quotes or text.count(b'\\"') == quotes):
+        return len(text) - escapes
     try:
-        return len(_decode(f'"{text.decode()}"')[0].encode("utf-8", "surrogatepass"))
+        string = f'"{text.decode()}"'
+        content, end = _decode(string)
     except ValueError:
-        return len(text)
+        return None
+    return len(content.encode("utf-8", "surrogatepass")) if end == len(string) else None

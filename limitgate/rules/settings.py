@@ -29,6 +29,7 @@ from limitgate.errors import ConfigError
 from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import FIELDS, Style, renamed_styles
+from limitgate.limits.bucket import LONGEST_PREFIX
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant

@@ -482,6 +482,10 @@ UNUSUAL = [
     b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n',
     b"data: [DONE]\n\n",
     b'data: {"choices":[{"index":0,"delta":{}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"a","role":"assistant"}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"a","usage":{"prompt_tokens":9,"completion_tokens":2},"x":"y"}}]}\n\n',
+    USUAL % b"one" + USUAL % b"two",
+    b"data: [DONE]",
     b'data: {"type":"tool_result","x":"' + b"z" * 2_000 + b'"}\n\n',
 ]
 usual_texts = st.sampled_from([b"abc ", b"", b"x" * 99, "über".encode(), rb"\n", rb"\"", rb"\u00e9", b"}]}", b"data: "])
@@ -491,19 +495,22 @@ alike = st.lists(
 )
 
 
-@given(runs=alike, size=st.sampled_from([1_000, 16_384, 40_000]))
-def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int) -> None:
-    """They are read as one by one."""
-    stream = b"".join([event * many for many, event in runs])
+@given(runs=alike, size=st.sampled_from([1_000, 16_384, 40_000]), several=st.sampled_from([1, 20, 128]))
+def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int, several: int) -> None:
+    """They are read as one by one, in chunks of one event and in others."""
+    events = [event for many, event in runs for _ in range(many)]
+    stream = b"".join(events)
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
-    alone = EventReader()
-    for many, event in runs:
-        for _ in range(many):
-            alone._examine(event[:-2])
-    together = read(chunks, EventReader)
-    assert isinstance(together, EventReader)
-    together._examine_fed()
-    assert (together._input, together._output, together._text) == (alone._input, alone._output, alone._text)
+    alone, by_events, together = EventReader(), EventReader(), EventReader()
+    for event in (stream + b"\n\n").split(b"\n\n"):
+        alone._examine(event)
+    for at in range(0, len(events), several):
+        by_events.feed_all(events[at : at + several])
+    for chunk in chunks:
+        together.feed(chunk)
+    for reader in (by_events, together):
+        reader.finish()
+        assert (reader._input, reader._output, reader._text) == (alone._input, alone._output, alone._text)
 
 
 @pytest.mark.parametrize("kind", KINDS)
