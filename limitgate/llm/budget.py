@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from limitgate.algorithms import ALGORITHMS
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.llm.estimate import Answers, Estimate, estimate_of
@@ -54,6 +54,7 @@ class Budget(Remade):
     Raises `ConfigError` for invalid limits or options.
     """
 
+    @called_as("Budget(requests='500/minute', tokens='200000/minute')")
     def __init__(
         self,
         requests: Limits = None,

@@ -96,6 +96,7 @@ _ELSEWHERE = {
     "rate": "limits",
     "rates": "limits",
     "redis": "store",
+    "redis+tls": "rediss",
     "redis+unix": "unix",
     "redis_url": "store",
     "remote_addr": "ip",
@@ -112,6 +113,9 @@ _ELSEWHERE = {
     "url": "path",
     "valkey": "redis",
     "valkeys": "rediss",
+    "x_api_key": "api_key",
+    "x_forwarded_for": "ip",
+    "x_real_ip": "ip",
 }
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "

@@ -126,7 +126,9 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     @classmethod
     def _key_is_a_digest(cls, api_key: str | None) -> str | None:
         if api_key is not None and not _DIGEST.fullmatch(api_key):
-            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, not the key itself")
+            raise ConfigError(
+                "expected sha256: and 64 hex digits, as sha256sum prints them before its dash, not the key itself"
+            )
         return api_key
 
     @model_validator(mode="after")
