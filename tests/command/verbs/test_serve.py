@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -211,12 +210,3 @@ def test_the_socket_of_an_ended_process_is_replaced(rules: Path) -> None:
         ended.bind(uds)
     with serving(rules, "--uds", uds, workers=2) as served, contextlib.closing(connected(served, uds)) as connection:
         assert got(connection, "/healthz") == (200, "ok\n")
-
-
-def test_missing_extras_are_named(rules: Path) -> None:
-    for package, options, extra in (("uvicorn", (), "serve"), ("grpc", ("--grpc", "9383"), "envoy")):
-        program = f"import sys; sys.modules[{package!r}] = None; from limitgate.command import main; main()"
-        command = [sys.executable, "-c", program, "serve", "--rules", str(rules), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_PATIENCE, check=False)
-        assert done.returncode == 2
-        assert f"limitgate[{extra}]" in done.stderr
