@@ -35,6 +35,8 @@ _SAYABLE = frozenset({"path", "method", "tier"})
 """Key parts that never identify a client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
 """Key parts that are never shown in full."""
+HIDDEN = "…"
+"""The mask of a name with fewer than four characters."""
 _SHOWN = 3
 """Characters at each end."""
 ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
