@@ -163,7 +163,7 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision, *, is_charged: bool = False) -> None:
-    """Print a decision. With ``is_charged``, the windows of an admitted request include its charge."""
+    """``is_charged``: the figures of an admitted request include it."""
     is_charged &= decision.allowed
     shadows: dict[str, bool] = {}
     for each in decision.standings:

@@ -36,7 +36,7 @@ _SAYABLE = frozenset({"path", "method", "tier"})
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
 """Key parts that are never shown in full."""
 HIDDEN = "…"
-"""The mask of a name with fewer than four characters."""
+"""A short name."""
 _SHOWN = 3
 """Characters at each end."""
 ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")

@@ -196,7 +196,7 @@ class Figures:
         self.in_shadow: int = 0
         """Admitted requests that shadow rules would have refused."""
         self.in_shadow_by: Counter[str | None] = Counter()
-        """The part of each rule's refusals that had no effect."""
+        """By rule."""
         self.first: int | None = None
         self.last: int = 0
         self.peaks: dict[str, _Peak] = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}

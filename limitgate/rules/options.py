@@ -332,7 +332,7 @@ def check_part(name: str) -> tuple[str, ...]:
 
 
 def _meant_part(label: str) -> str | None:
-    """Return the part for a header or a JSON pointer that is written without its kind."""
+    """Recognize a header or JSON pointer without its kind."""
     if label.startswith("/"):
         return f"json:{label}"
     name = _OTHER_HEADER.sub("", label, count=1)
