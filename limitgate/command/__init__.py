@@ -1,4 +1,4 @@
-"""The command ``limitgate``, of the extra ``cli``. A verb's module is imported when the verb runs."""
+"""The command ``limitgate``, of the extra ``cli``."""
 
 from __future__ import annotations
 

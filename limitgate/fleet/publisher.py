@@ -188,7 +188,6 @@ class Publisher:
             await arun(self._store, self._ending(request))
 
     def end(self) -> None:
-        """Write the last snapshot from a thread."""
         if not self._poller.is_running:
             return
         self._poller.stop()

@@ -305,7 +305,6 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Send a log through one or two engines."""
     engines = [engine] if tried is None else [engine, tried]
     is_first = share is None or share.place == 0
     differing = [0, 0]

@@ -289,7 +289,6 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise a `TypeError` that names the valid options."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)

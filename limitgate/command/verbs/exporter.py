@@ -23,7 +23,7 @@ def verb(*, host: str, port: int, **options: Any) -> None:
     """Serve the figures of all processes to Prometheus at /metrics, from the snapshots in the store.
 
     Counters are sums over all processes, including ended ones. The exporter keeps these totals in the store, so they never
-    fall. Needs the extra prometheus.
+    fall.
 
     For example: limitgate exporter --store redis://localhost --host 0.0.0.0
     """

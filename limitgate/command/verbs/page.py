@@ -44,7 +44,7 @@ def verb(
     """Serve a page that shows which clients are refused, by which rules, and the health of all processes of a service.
 
     Without --token, only browsers on this machine can open the page. With --token, the browser asks for it as the password; the
-    journal records the user name with every change. Put TLS in front of the page. Needs the extra page.
+    journal records the user name with every change. Put TLS in front of the page.
 
     For example: limitgate page --store redis://localhost --rules config/
     """

@@ -58,8 +58,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
     LOG is a file, or "-" for standard input, optionally compressed by gzip: in the common or combined format of Apache, nginx
     and gunicorn, with lines of uvicorn, or with one JSON object per line (time, client, method, path, headers). Prefixes of
-    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late. If the log has whole seconds, the requests
-    of a second are simultaneous.
+    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late.
 
     For example: limitgate replay access.log --rules config/ --against new/ --suggest
     """
