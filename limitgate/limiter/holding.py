@@ -22,7 +22,6 @@ class NotHeldError(StoreError):
 LONGEST = 366 * 86_400
 """Seconds."""
 _MOST_KEYS = 1_000
-"""The oldest one is forgotten."""
 _HOLDS = Bucket((kept_as("holds"),))
 
 Made = Sequence[tuple[Plan, Reading]]
@@ -39,12 +38,11 @@ def hold_us(hold: Duration | None) -> int:
 
 
 class Holds:
-    """Holds of a limiter. After their end, the next call for the key refunds them."""
+    """Holds of a limiter. After their end, a call for the key refunds them."""
 
     def __init__(self, store: object) -> None:
         self.of_key: dict[str, dict[int, Hold]] = {}
         self._earliest: dict[str, int] = {}
-        """Time before which no hold of the key ends."""
         self._now: Callable[[], int] = store.now if isinstance(store, MemoryStore) else _monotonic_us
 
     def add(self, key: str, name: int, hold: Hold) -> None:
@@ -127,7 +125,7 @@ class Hold:
         return self._acting(holds.Action(holds.RENEW, self._name, self.us, place=self.kept_at), Plan.adjust(()))
 
     def refunding(self) -> Plan:
-        """Refund all reservations of these limits whose hold has ended: an action on an unknown name does no more."""
+        """Refund reservations whose hold has ended. An action on an unknown name does only that."""
         return self._acting(holds.Action(holds.RENEW, new_slot(), self.us), Plan.adjust(()))
 
     def _acting(self, action: holds.Action, correction: Plan) -> Plan:
