@@ -19,7 +19,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def clear_socket(path: str) -> None:
-    """Remove the unix socket of a process that has ended. Raises `click.UsageError` if nobody can listen there."""
+    """Remove the unix socket of an ended process. Raises `click.UsageError`."""
     place = Path(path)
     with socket.socket(socket.AF_UNIX) as probe:
         try:

@@ -118,7 +118,6 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """A typing error usually makes the time implausible."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(

@@ -131,7 +131,6 @@ class Publisher:
             run(self._store, self._writing())
 
     def _count(self) -> float:
-        """Count requests. Return the seconds until the next count."""
         return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:

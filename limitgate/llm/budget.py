@@ -266,7 +266,7 @@ def _estimated_by(estimate: Callable[[Any], Any], body: Body) -> tuple[int, int 
             parsed = None
         given = parsed if isinstance(parsed, dict) else body
     found = estimate(given)
-    numbers = tuple(found)[:2] if isinstance(found, tuple) else (found,)
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+    numbers = found[:2] if isinstance(found, Usage) else found if isinstance(found, tuple) else (found,)
+    if len(numbers) not in (1, 2) or not all(type(number) is int and number >= 0 for number in numbers):
         raise ConfigError(f"estimate returned {found!r:.80}, expected input tokens, or input and output tokens")
     return numbers[0], numbers[1] if len(numbers) > 1 else None

@@ -47,7 +47,7 @@ _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
 _CREATED = "cache_creation_input_tokens"
 _decode = json.JSONDecoder().raw_decode
-# `int` raises for thousands of digits, which are too much, not nothing.
+# `int` raises for thousands of digits.
 _decode_usage = json.JSONDecoder(parse_int=lambda digits: int(digits[:_MOST_DIGITS])).raw_decode
 
 
@@ -100,7 +100,6 @@ def _numbers_in(usage: object) -> tuple[int | None, int | None]:
 
 
 def _tokens(value: Any) -> int:
-    """Return a number of tokens, rounded up; -1 for anything else."""
     if type(value) is float and value >= 0:
         return math.ceil(min(value, MOST_TOKENS))
     return value if type(value) is int else -1
@@ -114,7 +113,7 @@ class Reader:
         self._output: int | None = None
         self._text = 0
         self._other_text = 0
-        """Text outside deltas. It counts in a stream that has no delta."""
+        """Text outside deltas."""
         self._text_before = 0
         self._has_arrived = False
 
@@ -373,7 +372,7 @@ class CompressedReader(Reader):
         return bytes(unpack.unused_data)
 
     def _window_of(self, chunk: bytes) -> int:
-        """Tell gzip and zlib from deflate without a header, which some servers send."""
+        # Some servers send deflate without a header.
         is_bare = self._encoding == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED and chunk[0] != 0x1F
         return -zlib.MAX_WBITS if is_bare else 47
 

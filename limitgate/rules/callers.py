@@ -75,7 +75,6 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Check the types. Invalid text is reported later, with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")

@@ -65,6 +65,8 @@ def verb(  # noqa: PLR0917 - click passes them by name
     asked = service(rules, app)
     tried = None if against is None else rules_named(against)
     opened = Log(log, form)
+    if form is not None:
+        opened.check_format()
     arrivals = Arrivals() if suggest else None
     in_files = rules is not None and not any(map(is_in_python, filter(None, (rules, against)))) and app is None
     sets = [asked.rules, *([] if tried is None else [tried])]

@@ -117,7 +117,7 @@ def _check_options(given: dict[str, Any]) -> None:
 
 
 def _check_places(host: str, port: int, uds: str | None, grpc: int | None) -> None:
-    """Check before the server starts, which ends with the status of a store that does not answer."""
+    # The server would exit with `NO_STORE`.
     if uds:
         unused = [f"--{name}" for name in (("port",) if grpc else ("port", "host")) if _is_given(name)]
         if unused:

@@ -421,7 +421,7 @@ class Planner:
         return compiled_rule
 
     def check_limits_of(self, before: Planner) -> None:
-        """Raise `ConfigError` if limits in code replace rules that only the other planner has."""
+        """Raise `ConfigError` if limits in code replace rules that are missing here."""
         for compiled_rule in tuple(before._decorated.values()):
             self._check_replaced(compiled_rule.rule)
 

@@ -253,6 +253,7 @@ def test_an_empty_log(tmp_path: Path, rules: str) -> None:
         (["{log}"], 2, "--rules"),
         (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes need a file"),
         (["{rules}", "--rules", "{rules}"], 1, "no line has a request"),
+        (["{log}", "--rules", "{rules}", "--format", "json"], 1, "no line has a request in the format json"),
         (["{log}", "--rules", "{rules}", "--format", "xml"], 2, "combined"),
     ],
 )
