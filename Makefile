@@ -19,8 +19,9 @@ export PYTHONDONTWRITEBYTECODE :=    # else every process that a test starts com
 
 .PHONY: soak upgrade matrix release check-interface site site-check run test quick coverage test-oldest test-wheel check docs bench bench-count bench-overload demo dist fuzz simulate redis valgrind promtool proxies chromium clean
 
-run: .venv/example
-	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port 8000 --no-proxy-headers
+PORT ?= 8000
+run: .venv/example    # PORT=8001
+	$(BIN)/uvicorn example_app.main:app --host 127.0.0.1 --port $(PORT) --no-proxy-headers
 
 test: .venv/dev redis valgrind promtool proxies chromium
 	$(BIN)/pytest -n 4 --dist worksteal -m "not alone"    # for two cores: tests wait for half of the time

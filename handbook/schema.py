@@ -173,7 +173,7 @@ FORMS: dict[type, dict[str, Schema]] = {
         "rule": _or_null(_name()),
         "remaining": _or_null(_AMOUNT),
         "tier": _TEXT,
-        "retry_after": _duration(minimum=0),
+        "retry_after": _or_null(_duration(minimum=0)),
     },
 }
 """Forms of the fields of each model as they may stand in a file."""

@@ -1,6 +1,6 @@
 """Rate limiting for Python web services: one exact decision about all limits of a request, in one round trip to Redis.
 
-A request passes from top to bottom. docs/architecture.md describes each module, and lists where each decision is made.
+A request passes from top to bottom. docs/architecture.md describes each module.
 
     middleware.py    LimitGate (ASGI) and LimitGateWSGI, the entry points for requests
     exchange/        adds rate fields to responses and sends refusals, between application and server

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
-from limitgate.messages.text import expected_of
+from limitgate.messages.text import expected_of, meant
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -53,7 +55,7 @@ _EXPECTED = {
     "literal_error": "{expected}",
     "model_attributes_type": "a mapping, for example {{status: [401, 403]}}",
     "model_type": "a mapping, for example {{status: [401, 403]}}",
-    "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' or '-' (the name of a rule comes before its limits)",
+    "string_pattern_mismatch": "1 to 64 letters, digits, '.', '_' or '-'",
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "text that is not empty",
     "string_type": "text",
@@ -164,11 +166,15 @@ def _mistakes(detail: ErrorDetails, known: Iterable[str]) -> Iterator[tuple[Fiel
         reason, given = _reason(kind, detail["msg"], context, field), detail["input"]
         if not isinstance(given, dict) and not SECRETS.intersection(field):
             reason += f", not {given!r:.80}"
-        if kind == "int_type" and isinstance(given, str) and "/" in given and field[-1] in _RATES:
-            reason += f": write text such as {given!r:.80} under limits"
-        if kind == "string_type" and isinstance(given, int | float):
-            reason += ": use quotes for text"
-        yield field, reason
+        yield field, reason + _hint(kind, given, field)
+
+
+def _hint(kind: str, given: object, field: Field) -> str:
+    if kind == "int_type" and isinstance(given, str) and "/" in given and field[-1] in _RATES:
+        return f": write text such as {given!r:.80} under limits"
+    if kind == "string_pattern_mismatch" and isinstance(given, str) and re.match(r"[0-9]+ *(/|per )", given):
+        return ": the name of a rule comes before its limits"
+    return ": use quotes for text" if kind == "string_type" and isinstance(given, int | float) else ""
 
 
 def _reason(kind: str, said: str, context: dict[str, Any], field: Field) -> str:
@@ -241,11 +247,18 @@ def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callab
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # the function has started
                     raise
                 shown = next((each for name, each in instead.items() if name in kwargs), example)
-                raise TypeError(f"{error}, expected {shown}") from None
+                told = str(error).partition(". Did you mean")[0]  # of Python 3.13
+                raise TypeError(f"{told}, {_guess(told, kwargs, function)}expected {shown}") from None
 
         return called
 
     return decorate
+
+
+def _guess(told: str, given: Iterable[str], function: Callable[..., object]) -> str:
+    wrong = next((name for name in given if told.endswith(f"unexpected keyword argument {name!r}")), None)
+    near = None if wrong is None else meant(wrong, signature(function).parameters)
+    return "" if near is None else f"did you mean {near!r}? "
 
 
 def wrong_way(mistake: str) -> Callable[..., NoReturn]:

@@ -225,7 +225,6 @@ def _name_of(part: Any) -> str:
 
 
 def _default_name(module: str, rule: Rule) -> str:
-    """Return a name that stays the same when other limits change."""
     limits = [] if rule.limits_by is None else [getattr(rule.limits_by, "__name__", type(rule.limits_by).__name__)]
     limits += [str(limit).replace("/", "-per-").replace(" ", "-") for limit in rule.every_limit]
     limits += [f"cost-{cost}" for cost in rule.own_costs.values() if isinstance(cost, int)]

@@ -137,7 +137,6 @@ class _Routed:
 
 
 def routes_of(app: Flask) -> Iterator[Listed]:
-    """Yield the routes of an application for `overview`."""
     for view in app.view_functions.values():
         note_routed(view)
     for rule in app.url_map.iter_rules():

@@ -290,7 +290,7 @@ def _tell_server(error: Exception) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    log.critical("LimitGate cannot be set up, so every request fails: %s", error)
+    log.critical("LimitGate cannot be set up, so the server ends or every request fails: %s", error)
 
 
 class LimitGateWSGI(Around):

@@ -83,15 +83,12 @@ class PrometheusObserver:
         return hash(self._registry)
 
     def add(self, instrument: Instrument, labels: tuple[str, ...], amount: int) -> None:
-        """Add ``amount`` to a counter."""
         self._metrics.values(instrument, labels)[0].inc(amount)
 
     def set(self, instrument: Instrument, labels: tuple[str, ...], value: float) -> None:
-        """Set a gauge."""
         self._metrics.values(instrument, labels)[0].set(value)
 
     def record(self, instrument: Instrument, labels: tuple[str, ...], counts: Sequence[int], sums: Sequence[float]) -> None:
-        """Add observations to the buckets of a histogram."""
         total, *buckets = self._metrics.values(instrument, labels)
         for bucket, count in zip(buckets, counts):
             if count:

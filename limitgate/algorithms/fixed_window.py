@@ -186,7 +186,6 @@ class Calendar(NamedTuple):
         return self._moment(self._number(now) + 1)
 
     def _number(self, now: int) -> int:
-        """Return the number of a window. Clock changes don't reopen a window."""
         local = datetime.fromtimestamp(now // 1_000_000, _zone(self.zone)).replace(tzinfo=None)
         if self.months:
             number = ((local.year - _EPOCH.year) * 12 + local.month - 1) // self.months

@@ -1,8 +1,7 @@
 """Sliding log: keeps every admitted request for one period, so that no period ever exceeds the count.
 
 Exact, but needs an entry per request. A waiting request has an entry in the future, at its turn. A refund removes a turn only
-if no later turn follows. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead. In Redis, requests cost 2.1
-times as much as with GCRA.
+if no later turn follows. Up to `MAX_TURNS` requests, and at least one period, can be booked ahead.
 
 In this process a state is a `Log`. Redis returns a `LogReport`, which is sufficient until the oldest entry expires.
 """

@@ -1,7 +1,7 @@
 """Warm-up: from a third of the rate to the full rate after idle time, like SmoothWarmingUp in Google Guava.
 
 Idle time is *stored*, up to the warm-up duration. Without debt, a request of any cost passes, and the cost becomes debt. Each
-request uses up stored time. While more than half is stored, requests cost up to three times as much (Guava's cold factor).
+request uses up stored time. While more than half is stored, requests cost up to three times as much.
 
 Amounts are in ticks as in `limitgate.algorithms.gcra`. A state has the *debt* and the *warmth*, which is the used part of the
 stored time. With ``full`` ticks of storage, a tick at warmth w costs 3 - 4w/full ticks, at least one. The additional cost from

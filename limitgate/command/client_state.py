@@ -268,7 +268,6 @@ def _given(text: str) -> tuple[str, str]:
 
 
 def _as_sent(value: str) -> str:
-    """Decode a header as servers do, by latin-1."""
     return value.encode().decode("latin-1")
 
 

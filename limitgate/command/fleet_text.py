@@ -99,10 +99,11 @@ def headline(figures: Figures) -> str:
         return _NOT_ONE
     rate = f" {most['per_second']:,.1f} times/s" if most["per_second"] else ""
     tier = "" if most["tier"] == "default" else f" of tier {most['tier']}"
+    times = "time" if most["count"] == 1 else "times"
     does, rule = ("would be refused", "shadow rule") if most["shadow"] else ("is refused", "rule")
     found = (
         f"{most['who']} {does}{rate} under {rule} {most['rule']}{tier} since {_clock(most['since'])} "
-        f"({seconds(max(1.0, round(figures['at'] - most['since'])))}), {_count(most)} times"
+        f"({seconds(max(1.0, round(figures['at'] - most['since'])))}), {_count(most)} {times}"
     )
     return f"{_NOT_ONE}; {found}" if most["shadow"] else found
 

@@ -57,12 +57,19 @@ def store_options(verb: Verb) -> Verb:
         click.option(
             "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
         ),
+        key_options,
+        timeout_option,
+    )
+
+
+def key_options(verb: Verb) -> Verb:
+    return decorated(
+        verb,
         click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
         click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),
         click.option(
             "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
         ),
-        timeout_option,
     )
 
 

@@ -162,7 +162,9 @@ def _endless(number: float) -> float:
     return math.inf if number > _AGES else number
 
 
-def print_decision(decision: Decision) -> None:
+def print_decision(decision: Decision, *, is_charged: bool = False) -> None:
+    """``is_charged``: the figures of an admitted request include it."""
+    is_charged &= decision.allowed
     shadows: dict[str, bool] = {}
     for each in decision.standings:
         if not each.charge.enforced and each.charge.rule is not None:
@@ -174,7 +176,8 @@ def print_decision(decision: Decision) -> None:
         say("a request would be admitted")
     else:
         least = min(enforced, key=lambda window: window.remaining) if shadows else decision
-        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining")
+        after = " after it" if is_charged else ""
+        say(f"a request would be admitted, {least.remaining:,} of {least.limit:,} remaining{after}")
     for name, fits in shadows.items():
         say(f"rule {name} is in shadow: refuses nothing{'' if fits else ', but would refuse this request'}")
     heads = "Rule", "Window", "Limit", "Used", "Remaining", "Full in", "Free in"
@@ -191,7 +194,7 @@ def print_decision(decision: Decision) -> None:
         for window in decision.windows
     ]
     if rows:
-        print_table(heads, rows)
+        print_table(heads, rows, title="With this request:" if is_charged else None)
 
 
 def is_banned(decision: Decision) -> bool:

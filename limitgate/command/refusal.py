@@ -49,6 +49,7 @@ class _Resolved(NamedTuple):
     is_state_known: bool
     traces: Sequence[Trace] | None
     knows_routes: bool
+    key_prefix: str
 
 
 def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -> _Resolved:
@@ -73,7 +74,7 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
     if not found:
         _check_time(text, refusal.at)
     traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
-    return _Resolved(refusal, found, opened is not None, traces, asked.knows_routes)
+    return _Resolved(refusal, found, opened is not None, traces, asked.knows_routes, settings.key_prefix)
 
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
@@ -102,7 +103,7 @@ def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -
     keys = () if store is None else kept_keys(store.config(ConfigRequest(place), timeout).text)
     if not keys:
         raise ConfigError(
-            f"the store has no key of ids under {place}, expected the store and LIMITGATE_KEY_PREFIX of the service, or its "
+            f"the store has no key of ids under {place}, expected the store and --key-prefix of the service, or its "
             "LIMITGATE_SECRET if it has one"
         )
     return [*map(RefusalKey, keys)]
@@ -117,7 +118,6 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """Check the time. A typing error usually makes it implausible."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(
@@ -158,7 +158,7 @@ def as_json(resolved: _Resolved) -> dict[str, Any]:
 
 
 def show(resolved: _Resolved) -> None:
-    at = resolved.id.at
+    at, prefix = resolved.id.at, resolved.key_prefix
     elapsed = time.time() - at
     ago = f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}")
@@ -182,12 +182,17 @@ def show(resolved: _Resolved) -> None:
             if not each.is_certain:
                 say("under the limits of the rule:")
             print_decision(each.decision)
+            if each.decision.allowed and not any(window.used for window in each.decision.windows):
+                say(f"unused: refilled or reset since, or the service has another store or --key-prefix than {prefix}")
         if ban is not None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
         say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
-        say("or the id has another key: it predates a flush of the store, or its process has another store or secret")
+        say(
+            "or the id has another key: it predates a flush of the store, or its process has another store, secret or "
+            f"--key-prefix than {prefix}"
+        )
         say("or the id is mistyped: copy it from the response, because one wrong character makes it unreadable")
     _show_traces(resolved.traces)
     if resolved.traces is not None and not any(each.client for each in resolved.traces):

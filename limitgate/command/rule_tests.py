@@ -71,7 +71,7 @@ class _Bench:
             "rule": None if decision is None else decision.rule,
             "remaining": None if decision is None else decision.remaining,
             "tier": self._gate.rules.planner.subject(request, None).tier,
-            "retry_after": 0.0 if decision is None else decision.retry_after,
+            "retry_after": 0.0 if decision is None else decision.retry_after if decision.retry_after < inf else None,
         }
 
     def _go_on_to(self, now: int) -> None:
@@ -85,14 +85,13 @@ class _Bench:
 
 def _fits(expected: object, actual: object) -> bool:
     if isinstance(expected, float) and isinstance(actual, float):
-        is_whole = expected.is_integer() and actual != inf
-        return expected == ceil(actual) if is_whole else expected == actual or abs(expected - actual) < _CLOSE
-    return expected == actual
+        return expected == ceil(actual) if expected.is_integer() else abs(expected - actual) < _CLOSE
+    return expected == actual or (expected == inf and actual is None)
 
 
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float):
-        return ".inf" if value == inf else f"{value:.6g}"
+        return f"{value:.6g}"
     return str(value)

@@ -1,7 +1,4 @@
-"""The service that a verb works on: rules, options, routes and store.
-
-Options come from the command line, the gate around the application, then ``LIMITGATE_*``.
-"""
+"""The service that a verb works on: rules, options, routes and store."""
 
 from __future__ import annotations
 

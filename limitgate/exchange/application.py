@@ -251,8 +251,8 @@ def usage(request: object, *rule_names: str, path: str | None = None) -> tuple[W
 
     ``request`` is an environ, or a framework's request with an environ. ``rule_names`` selects rules of the caller's tier;
     without names, you get all rules that apply. If a named rule counts by ``path`` and doesn't apply, pass the route template
-    as ``path``, such as ``/items/{id}``. Calls the store once. The result is empty if LimitGate is off, if the request is
-    exempt and you pass no names, or if the headers are too large.
+    as ``path``, such as ``/items/{id}``. Calls the store once. The result is empty if LimitGate is off, without names if the
+    request is exempt, or if the headers are too large.
 
     Raises `StoreError` whatever ``on_error`` is, and `ConfigError` for an unknown rule, a missing ``path``, or outside a
     request.

@@ -51,7 +51,6 @@ class Totals:
         """Time of the last snapshot, and the counters, by process."""
 
     def update(self, snapshots: Iterable[Snapshot], now: float) -> None:
-        """Update the counters, which never fall."""
         for snapshot in snapshots:
             _, known = self._processes.get(snapshot.id, (now, {}))
             for name, labels, counts in read_values(snapshot.counters):

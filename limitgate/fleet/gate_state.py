@@ -261,7 +261,6 @@ class GateState:
         )
 
     def _counters(self, series: Series) -> Iterable[Value]:
-        """Yield values other than zero. Readers add the series with zeros."""
         values = self._values(series)
         place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):

@@ -131,7 +131,6 @@ class Publisher:
             run(self._store, self._writing())
 
     def _count(self) -> float:
-        """Count requests. Return the seconds until the next count."""
         return PERIOD if self._tally.count() > MUCH else EVERY
 
     def forget(self) -> None:
@@ -188,7 +187,6 @@ class Publisher:
             await arun(self._store, self._ending(request))
 
     def end(self) -> None:
-        """Write the last snapshot from a thread."""
         if not self._poller.is_running:
             return
         self._poller.stop()

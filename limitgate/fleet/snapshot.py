@@ -338,7 +338,6 @@ def _text(value: Any, longest: int = LONGEST_NAME) -> str:
 
 @lru_cache(maxsize=16_384)
 def _harmless(text: str, longest: int) -> str:
-    """Make text printable and short."""
     return shortened(printable(text), longest)
 
 

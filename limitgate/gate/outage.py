@@ -34,6 +34,12 @@ AGAIN = 60.0
 """Seconds between log lines."""
 
 
+_EFFECTS: dict[OnError, str] = {
+    "open": "open: requests pass without limits, unless a rule has its own on_error",
+    "closed": "closed: requests get 503, unless a rule has its own on_error",
+    "local": "local: this process alone limits requests, unless a rule has its own on_error",
+}
+
 Split = tuple[Plan, Plan | None]
 """Charges for the working part of the store, and charges that this process makes afterwards."""
 
@@ -94,7 +100,8 @@ class Outages:
         self.last_error = str(error), time.time()
         if not self._is_failing:
             self._is_failing, self.is_known = True, False
-            log.warning("the store failed, on_error decides until it answers again: %s", error)
+            effect = _EFFECTS[self._default_policy(error)]
+            log.warning("the store failed, on_error decides until it answers again (%s): %s", effect, error)
 
     def _note_overload(self, error: StoreError) -> None:
         self.overloaded += 1
@@ -181,11 +188,12 @@ class Outages:
         return Plan.peek(charges), read(charges, reading.now, states)
 
     def _policy(self, compiled_rule: CompiledRule, error: StoreError) -> OnError:
-        """Return a rule's policy. If Redis is out of memory, ``open`` applies only if the rule itself sets it."""
         if error.fault == "overload":
             return "local"
-        if compiled_rule.rule.on_error:
-            return compiled_rule.rule.on_error
+        return compiled_rule.rule.on_error or self._default_policy(error)
+
+    def _default_policy(self, error: StoreError) -> OnError:
+        """If Redis is out of memory, ``open`` applies only to rules that set it themselves."""
         return "local" if error.fault == "oom" and self._on_error == "open" else self._on_error
 
 

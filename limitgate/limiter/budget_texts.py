@@ -201,7 +201,6 @@ def _index(limiter: Operations) -> str:
 
 
 def _parsed(text: str | None) -> dict[str, Any]:
-    """Parse the text; empty if LimitGate didn't write it."""
     try:
         parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -14,6 +14,7 @@ from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run,
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.turns import WaitQueues
 from limitgate.limiter.bookings import Bookings, Sleepers
+from limitgate.limiter.holding import Holds
 from limitgate.limiter.operations import ROUNDING, Operations
 from limitgate.limiter.plans import Limits
 from limitgate.limiter.reservation import ChargedOperation
@@ -51,6 +52,7 @@ class AsyncCalls(Operations):
     def _use(self, store: AsyncStore) -> None:
         self._store: AsyncStore = store
         self._takes_plain = takes_plain(store)
+        self._holds = Holds(store)
         self._wait_queues = WaitQueues()
         self._bookings = Bookings(self._wait_queues)
         self._slot_keeper = SlotKeeper(store, self._timeout)
@@ -134,6 +136,7 @@ class Calls(Operations):
     def _use(self, store: SyncStore) -> None:
         self._store: SyncStore = store
         self._takes_plain = takes_plain(store)
+        self._holds = Holds(store)
         self._sleepers = Sleepers()
         self._bookings = Bookings(self._sleepers)
         self._slot_keeper = SlotKeeper(store, self._timeout)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
 from limitgate.algorithms import holds
 from limitgate.errors import StoreError
 from limitgate.limits.bucket import MAX_AHEAD, Bucket
+from limitgate.limits.decision import SECOND
 from limitgate.limits.limit import Duration, as_seconds, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, new_slot
+from limitgate.process import waiting
+from limitgate.stores.memory import MemoryStore
 
 
 class NotHeldError(StoreError):
@@ -18,6 +21,7 @@ class NotHeldError(StoreError):
 
 LONGEST = 366 * 86_400
 """Seconds."""
+_MOST_KEYS = 1_000
 _HOLDS = Bucket((kept_as("holds"),))
 
 Made = Sequence[tuple[Plan, Reading]]
@@ -33,8 +37,46 @@ def hold_us(hold: Duration | None) -> int:
     return max(1, round(seconds * 1_000_000))
 
 
+class Holds:
+    """Holds of a limiter. After their end, a call for the key refunds them."""
+
+    def __init__(self, store: object) -> None:
+        self.of_key: dict[str, dict[int, Hold]] = {}
+        self._earliest: dict[str, int] = {}
+        self._now: Callable[[], int] = store.now if isinstance(store, MemoryStore) else _monotonic_us
+
+    def add(self, key: str, name: int, hold: Hold) -> None:
+        if key not in self.of_key and len(self.of_key) >= _MOST_KEYS:
+            self._forget(next(iter(self.of_key)))
+        hold.ends_at = self._now() + hold.us
+        self.of_key.setdefault(key, {})[name] = hold
+        self._earliest[key] = min(hold.ends_at, self._earliest.get(key, hold.ends_at))
+
+    def remove(self, key: str, name: int) -> None:
+        holds_of_key = self.of_key.get(key, {})
+        holds_of_key.pop(name, None)
+        if not holds_of_key:
+            self._forget(key)
+
+    def ended(self, key: str) -> list[Hold]:
+        now = self._now()
+        if now < self._earliest.get(key, 0):
+            return []
+        kept = tuple(self.of_key.get(key, {}).values())
+        self._earliest[key] = min([hold.ends_at for hold in kept if hold.ends_at > now], default=now)
+        return [hold for hold in kept if hold.ends_at <= now]
+
+    def _forget(self, key: str) -> None:
+        self.of_key.pop(key, None)
+        self._earliest.pop(key, None)
+
+
+def _monotonic_us() -> int:
+    return round(waiting.monotonic() * SECOND)
+
+
 class Hold:
-    def __init__(self, charges: Iterable[Charge], us: int) -> None:
+    def __init__(self, charges: Iterable[Charge], us: int, here: Holds | None = None, key: str = "") -> None:
         self._covered = [
             charge._replace(cost=0, enforced=False, max_wait_us=0) for charge in charges if charge.bucket.algorithm.IS_LIMIT
         ]
@@ -42,8 +84,24 @@ class Hold:
         self._ends_us = 0
         """Unix µs of the store."""
         self.kept_at = 0
-        self._us = us
+        self.us = us
+        self.ends_at = 0
+        """See `Holds`."""
+        self._here = here
+        self._key = key
         self._first = Charge(_key(self._covered), _HOLDS, len(self._covered), enforced=False, rule=None)
+
+    @property
+    def bucket(self) -> str:
+        return self._first.key
+
+    def begins(self) -> None:
+        if self._here is not None:
+            self._here.add(self._key, self._name, self)
+
+    def is_over(self) -> None:
+        if self._here is not None:
+            self._here.remove(self._key, self._name)
 
     def charging(self, plan: Plan) -> Plan:
         return plan._replace(charges=(self._first, *plan.charges))
@@ -51,8 +109,8 @@ class Hold:
     def registering(self, made: Made, now: int) -> Plan:
         undone = Plan.adjust([charge for plan, reading in made for charge in full_refund(plan, reading).charges])
         needed = max([_drain_us(reading) for _, reading in made])
-        self._ends_us = now + self._us
-        action = holds.Action(holds.REGISTER, self._name, self._us, min(needed, MAX_AHEAD), now + holds.BARRED_US)
+        self._ends_us = now + self.us
+        action = holds.Action(holds.REGISTER, self._name, self.us, min(needed, MAX_AHEAD), now + holds.BARRED_US)
         return self._acting(action, undone)
 
     def releasing(self, correction: Plan) -> Plan:
@@ -64,7 +122,11 @@ class Hold:
         return self._acting(holds.Action(holds.UNDO, self._name, latest=self._ends_us), correction)
 
     def renewing(self) -> Plan:
-        return self._acting(holds.Action(holds.RENEW, self._name, self._us, place=self.kept_at), Plan.adjust(()))
+        return self._acting(holds.Action(holds.RENEW, self._name, self.us, place=self.kept_at), Plan.adjust(()))
+
+    def refunding(self) -> Plan:
+        """Refund reservations whose hold has ended. An action on an unknown name does only that."""
+        return self._acting(holds.Action(holds.RENEW, new_slot(), self.us), Plan.adjust(()))
 
     def _acting(self, action: holds.Action, correction: Plan) -> Plan:
         corrected = {(charge.key, charge.bucket.ids): charge for charge in correction.charges}

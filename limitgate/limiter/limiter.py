@@ -79,7 +79,7 @@ class AsyncLimiter(AsyncCalls):
     async def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._plans.prepared(key, limits, cost) if self._takes_plain else None
-        if plan is None:
+        if plan is None or key in self._holds.of_key:
             return await self._arun(self._deciding("spend", key, limits, cost))
         try:
             reading: AnyReading = await self._store.aspend(plan, self._timeout)  # type: ignore[arg-type]  # this store accepts such plans
@@ -309,7 +309,7 @@ class Limiter(Calls):
     def hit(self, key: str, *limits: AnyLimit, cost: int = 1) -> Decision:
         """Charge ``cost`` to every limit of ``key``, or to none if one lacks room."""
         plan = self._plans.prepared(key, limits, cost) if self._takes_plain else None
-        if plan is None:
+        if plan is None or key in self._holds.of_key:
             return self._run(self._deciding("spend", key, limits, cost))
         try:
             reading: AnyReading = self._store.spend(plan, self._timeout)  # type: ignore[arg-type]  # this store accepts such plans

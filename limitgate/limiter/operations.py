@@ -9,7 +9,7 @@ from limitgate.errors import ConfigError, StoreError
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.limiter.bookings import Bookings
-from limitgate.limiter.holding import Hold, without_hold
+from limitgate.limiter.holding import Hold, Holds, without_hold
 from limitgate.limiter.plans import (
     AnyLimit,
     Configuration,
@@ -94,6 +94,7 @@ class Operations(Remade):
     _store: object
     _owns_store: bool
     _bookings: Bookings
+    _holds: Holds
 
     @property
     def observers(self) -> tuple[Observer, ...]:
@@ -152,7 +153,7 @@ class Operations(Remade):
 
     def _reserving(self, key: str, limits: Limits, cost: int, held_us: int = 0) -> ConfigFlow[ChargedOperation]:
         plan = yield from self._planned("spend", key, limits, cost)
-        operation = yield from self._taking(plan, limits, held_us)
+        operation = yield from self._taking(key, plan, limits, held_us)
         self._count(operation.decision, operation.source)
         return operation
 
@@ -185,7 +186,7 @@ class Operations(Remade):
     ) -> ConfigFlow[tuple[ChargedOperation, tuple[Receipt, ...], Turn | None]]:
         began = waiting.monotonic()
         plan = ahead((yield from self._planned("spend", key, limits, cost)), timeout)
-        operation = yield from self._taking(plan, limits, held_us)
+        operation = yield from self._taking(key, plan, limits, held_us)
         charged, turn = operation.turn()
         if timeout is not None and turn is not None and turn.due_at - began - ROUNDING > timeout:
             delay = operation.decision.delay
@@ -194,11 +195,11 @@ class Operations(Remade):
             turn = None
         return operation, charged, turn
 
-    def _taking(self, plan: Plan, limits: Limits, held_us: int = 0) -> Flow[ChargedOperation]:
+    def _taking(self, key: str, plan: Plan, limits: Limits, held_us: int = 0) -> Flow[ChargedOperation]:
         hold = None
         if held_us:
             plan = plan._replace(charges=tuple([each._replace(bucket=without_lease(each.bucket)) for each in plan.charges]))
-            hold = Hold(plan.charges, held_us)
+            hold = Hold(plan.charges, held_us, self._holds, key)
             reading = without_hold((yield from self._spending(hold.charging(plan))))
         else:
             reading = yield from self._spending(plan)
@@ -254,6 +255,14 @@ class Operations(Remade):
         self._known.note(self._plans.config_key(name), configuration)
         return configuration
 
+    def _refunding_ended(self, key: str) -> Flow[None]:
+        refunded_buckets = set()
+        for hold in self._holds.ended(key):
+            if hold.bucket not in refunded_buckets:
+                yield hold.refunding(), self._timeout
+                refunded_buckets.add(hold.bucket)
+            hold.is_over()
+
     def _lookup(self, name: str) -> ConfigFlow[Configuration]:
         key = self._plans.config_key(name)
         if switch.null_store is not None:
@@ -271,6 +280,12 @@ class Operations(Remade):
         return known
 
     def _planned(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
+        plan = yield from self._planned_alone(verb, key, limits, cost)
+        if key in self._holds.of_key:
+            yield from self._refunding_ended(key)
+        return plan
+
+    def _planned_alone(self, verb: Verb, key: str, limits: Limits, cost: int) -> ConfigFlow[Plan]:
         for limit in limits:
             if isinstance(limit, Configured):
                 if len(limits) > 1:

@@ -105,6 +105,7 @@ class ChargedOperation:
     def _releasing(self, hold: Hold, correction: Plan, costs: Sequence[int]) -> Flow[None]:
         plan = hold.releasing(correction)
         reading: Reading = yield plan, self._timeout
+        hold.is_over()
         if state_of(reading).found:
             self._note(plan, reading, self._taken)
             return
@@ -129,6 +130,7 @@ class ChargedOperation:
             if is_full(state_of(reading), self._plan.charges):
                 why = f"{state_of(reading).held:,} reservations of these limits are held already"
             raise NotHeldError(f"this reservation cannot be held, because {why}", "overload")
+        self._hold.begins()
 
     def undoing(self) -> Flow[None]:
         """Refund a charge whose hold may not have begun."""
@@ -141,6 +143,8 @@ class ChargedOperation:
         except StoreError:
             # The hold ends if it has begun. Otherwise the charge drains over time.
             return
+        if self._hold is not None:
+            self._hold.is_over()
         if self._hold is None or state_of(reading).found:
             self._note(plan, reading, self._taken)
 
@@ -150,6 +154,10 @@ class ChargedOperation:
             raise RuntimeError("this reservation cannot be renewed: it has no hold, expected reserve(..., hold='2m')")
         self._check_is_open("renewed")
         reading: Reading = yield self._hold.renewing(), self._timeout
+        if state_of(reading).found:
+            self._hold.begins()
+        else:
+            self._hold.is_over()
         return state_of(reading).found
 
     def _correction(self, costs: Sequence[int]) -> Plan:

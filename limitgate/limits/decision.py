@@ -307,7 +307,6 @@ OVER.is_over = True
 
 
 def _worked_out(decision: Decision) -> Decision:
-    """Compute a deferred decision. Threads may do so concurrently, with equal results."""
     evidence: Any = decision.evidence
     owner: SettlementOwner | FinalCosts = evidence.owner
     worked_out = evidence.decision(owner if isinstance(owner, FinalCosts) else owner.open_settlement())

@@ -66,7 +66,7 @@ class Limit:
     With ``lease``, a process takes that many requests from Redis in advance, for at most a second. The limit is never exceeded,
     but up to ``lease`` requests per process may remain unused. ``borrow`` admits any cost if one request fits; later requests
     pay for it. With ``warm_up`` (``10`` or ``"10s"``), an idle limit starts at a third of its rate and reaches the full rate
-    after that time. ``borrow`` and ``warm_up`` work like Guava's limiters.
+    after that time.
     """
 
     count: int

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
 from limitgate.algorithms import ALGORITHMS
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.llm.estimate import Answers, Estimate, estimate_of
@@ -54,6 +54,7 @@ class Budget(Remade):
     Raises `ConfigError` for invalid limits or options.
     """
 
+    @called_as("Budget(requests='500/minute', tokens='200000/minute')")
     def __init__(
         self,
         requests: Limits = None,
@@ -265,7 +266,7 @@ def _estimated_by(estimate: Callable[[Any], Any], body: Body) -> tuple[int, int 
             parsed = None
         given = parsed if isinstance(parsed, dict) else body
     found = estimate(given)
-    numbers = tuple(found)[:2] if isinstance(found, tuple) else (found,)
-    if not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+    numbers = found[:2] if isinstance(found, Usage) else found if isinstance(found, tuple) else (found,)
+    if len(numbers) not in (1, 2) or not all(type(number) is int and number >= 0 for number in numbers):
         raise ConfigError(f"estimate returned {found!r:.80}, expected input tokens, or input and output tokens")
     return numbers[0], numbers[1] if len(numbers) > 1 else None

@@ -6,13 +6,14 @@ Examines up to `MOST_EXAMINED` bytes of each event or body: half at its beginnin
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from limitgate.llm.estimate import BYTES_PER_TOKEN
+from limitgate.llm.estimate import BYTES_PER_TOKEN, MOST_TOKENS
 
 MOST_EXAMINED = 65_536
 """Bytes of an event or body."""
@@ -32,6 +33,8 @@ _AT_ONCE = 65_536
 _FIRST = 8
 _BATCH = 16_384
 """Maximum of bytes of events per step."""
+_MOST_DIGITS = 100
+_MOST_ENCODINGS = 5
 
 _STRING = rb'"((?:[^"\\\n]++|\\.)++)(?:"|\Z)'
 _KEYS = rb'"(?:content|text|refusal|reasoning|reasoning_content|thinking|partial_json|arguments|transcript)"\s*+:\s*+'
@@ -47,6 +50,8 @@ _INPUT = ("prompt_tokens", "input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
 _CREATED = "cache_creation_input_tokens"
 _decode = json.JSONDecoder().raw_decode
+# `int` raises for thousands of digits.
+_decode_usage = json.JSONDecoder(parse_int=lambda digits: int(digits[:_MOST_DIGITS])).raw_decode
 
 
 class Usage(NamedTuple):
@@ -84,8 +89,8 @@ def _numbers_in(usage: object) -> tuple[int | None, int | None]:
     if not isinstance(usage, dict):
         return None, None
     given = {name: usage.get(name) for name in (*_INPUT, *_OUTPUT, _CREATED, "total_tokens")}
-    numbers = {name: value for name, value in given.items() if value is not None}
-    if not all(type(value) is int and value >= 0 for value in numbers.values()):
+    numbers = {name: _tokens(value) for name, value in given.items() if value is not None}
+    if min(numbers.values(), default=0) < 0:
         return None, None
     into = next((numbers[name] for name in _INPUT if name in numbers), None)
     out = next((numbers[name] for name in _OUTPUT if name in numbers), None)
@@ -97,6 +102,12 @@ def _numbers_in(usage: object) -> tuple[int | None, int | None]:
     return into, out
 
 
+def _tokens(value: Any) -> int:
+    if type(value) is float and value >= 0:
+        return math.ceil(min(value, MOST_TOKENS))
+    return value if type(value) is int else -1
+
+
 class Reader:
     """Call `feed` with each chunk, then `finish` or `settle`."""
 
@@ -104,6 +115,8 @@ class Reader:
         self._input: int | None = None
         self._output: int | None = None
         self._text = 0
+        self._other_text = 0
+        """Text outside deltas."""
         self._text_before = 0
         self._has_arrived = False
 
@@ -127,7 +140,7 @@ class Reader:
     @property
     def arrived(self) -> int:
         """Tokens of output text, at least 1 after any byte."""
-        return max(1, -(-self._text // BYTES_PER_TOKEN)) if self._has_arrived else 0
+        return max(1, -(-(self._text or self._other_text) // BYTES_PER_TOKEN)) if self._has_arrived else 0
 
     @property
     def _since(self) -> int:
@@ -159,7 +172,7 @@ class Reader:
             return
         text = data[found.end() : min(end, found.end() + _LONGEST_USAGE)].decode("utf-8", "replace")
         try:
-            usage, _ = _decode(text)
+            usage, _ = _decode_usage(text)
         except (ValueError, RecursionError):
             return
         into, out = _numbers_in(usage)
@@ -199,7 +212,8 @@ class _Frame(NamedTuple):
 class EventReader(Reader):
     r"""Reads server-sent events.
 
-    Output text is the first text of each ``delta``. Its size is estimated in events above `MOST_EXAMINED` bytes.
+    Output text is the first text of each ``delta``, or all text if there is no delta. Its size is estimated in events above
+    `MOST_EXAMINED` bytes.
     """
 
     def __init__(self) -> None:
@@ -278,19 +292,20 @@ class EventReader(Reader):
         if not self._cut and len(events) <= MOST_EXAMINED and b'_tokens"' not in events and _PLAIN.fullmatch(events):
             self._is_first = False
             # Samples would miss text: the caller steers its sizes, and may ask for a stream without usage.
-            self._text += self._size_in(events)
+            self._count_alike(events)
             return
         for event in events[:-2].split(b"\n\n"):
             self._examine(event)
 
-    def _size_in(self, events: bytes) -> int:
+    def _count_alike(self, events: bytes) -> None:
         frame = self._frame
         if frame is not None and events.endswith(frame.after):
             size = frame.size(events, frame.cut(events).split(frame.after + frame.before))
             if size is not None:
-                return size
+                self._text += size
+                return
         self._frame = _Frame.of(events[events.rfind(b"\n\n", 0, -2) + 1 :].removeprefix(b"\n")) or frame
-        return _size_of(b"".join(_DELTA.findall(events)))
+        self._count(events, 0, len(events))
 
     def _with_line_feeds(self, chunk: bytes) -> bytes:
         """Normalize line ends, also if a chunk ends within one."""
@@ -317,10 +332,16 @@ class EventReader(Reader):
         elif event.find(b"\ndata:", end) >= 0:
             event = b" ".join([line[5:] for line in event.split(b"\n") if line.startswith(b"data:")])
             begin, end = 0, len(event)
-        self._text += _size_of(b"".join(_DELTA.findall(event, begin, end)))
+        self._count(event, begin, end)
         at = event.rfind(b'"usage"', begin, end)
         if at >= 0 and not event.startswith(b":null", at + 7):
             self._report(event, at, end, event)
+
+    def _count(self, events: bytes, begin: int, end: int) -> None:
+        deltas = _DELTA.findall(events, begin, end)
+        self._text += _size_of(b"".join(deltas))
+        if not self._text:
+            self._other_text += _size_of(b"".join(_TEXT.findall(events, begin, end)))
 
     def _examine_long(self, event: bytes) -> None:
         head, size = self._head or event[:_END], self._cut + len(event)
@@ -329,6 +350,8 @@ class EventReader(Reader):
             return
         if _DELTA_BEGINS.search(head):
             self._text += size
+        elif _TEXT.search(head):
+            self._other_text += size
         tail = event[-_END:]
         for part in (head, tail):
             self._report(part, 0, len(part), head)
@@ -377,21 +400,36 @@ class CompressedReader(Reader):
     def __init__(self, reader: Reader, encoding: str) -> None:
         super().__init__()
         self._reader = reader
-        self._unpack = zlib.decompressobj(wbits=47) if encoding in ("gzip", "x-gzip", "deflate") else None
+        self._encoding = encoding if encoding in ("gzip", "x-gzip", "deflate") else ""
+        self._unpack: Any = None
 
     def feed(self, chunk: bytes) -> None:
         if not chunk:
             return
         try:
-            while self._unpack is not None and not self._unpack.eof:
-                plain = self._unpack.decompress(chunk, _AT_ONCE)
-                self._reader.feed(plain)
-                chunk = self._unpack.unconsumed_tail
-                if not chunk and len(plain) < _AT_ONCE:
-                    break
+            while chunk and self._encoding:
+                chunk = self._rest_of(chunk)
         except zlib.error:
-            self._unpack = None
+            self._encoding = ""
         self._reader.skip(len(chunk))
+
+    def _rest_of(self, chunk: bytes) -> bytes:
+        unpack = self._unpack = self._unpack or zlib.decompressobj(self._window_of(chunk))
+        plain = unpack.decompress(chunk, _AT_ONCE)
+        self._reader.feed(plain)
+        while len(plain) == _AT_ONCE and not unpack.unconsumed_tail:
+            plain = unpack.decompress(b"", _AT_ONCE)
+            self._reader.feed(plain)
+        if not unpack.eof:
+            return bytes(unpack.unconsumed_tail)
+        # gzip may have several members.
+        self._unpack = None
+        return bytes(unpack.unused_data)
+
+    def _window_of(self, chunk: bytes) -> int:
+        # Some servers send deflate without a header.
+        is_bare = self._encoding == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED and chunk[0] != 0x1F
+        return -zlib.MAX_WBITS if is_bare else 47
 
     def finish(self) -> Usage | None:
         return self._reader.finish()
@@ -407,9 +445,12 @@ class CompressedReader(Reader):
 def reader_for(content_type: str, content_encoding: str = "") -> Reader:
     """Return a reader for a response with these fields."""
     is_stream = content_type.strip().lower().startswith("text/event-stream")
-    reader = EventReader() if is_stream else BodyReader()
-    encoding = content_encoding.strip().lower()
-    return reader if encoding in ("", "identity") else CompressedReader(reader, encoding)
+    reader: Reader = EventReader() if is_stream else BodyReader()
+    named = [each.strip().lower() for each in content_encoding.split(",")]
+    encodings = [each for each in named if each not in ("", "identity")]
+    for encoding in encodings if len(encodings) <= _MOST_ENCODINGS else [content_encoding]:
+        reader = CompressedReader(reader, encoding)
+    return reader
 
 
 def _size_of(text: bytes) -> int:

@@ -35,6 +35,8 @@ _SAYABLE = frozenset({"path", "method", "tier"})
 """Key parts that never identify a client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
 """Key parts that are never shown in full."""
+HIDDEN = "…"
+"""A short name."""
 _SHOWN = 3
 """Characters at each end."""
 ORDERS = re.compile(r"##(?=[A-Za-z]*\[)")
@@ -96,6 +98,7 @@ _ELSEWHERE = {
     "rate": "limits",
     "rates": "limits",
     "redis": "store",
+    "redis+tls": "rediss",
     "redis+unix": "unix",
     "redis_url": "store",
     "remote_addr": "ip",
@@ -112,6 +115,9 @@ _ELSEWHERE = {
     "url": "path",
     "valkey": "redis",
     "valkeys": "rediss",
+    "x_api_key": "api_key",
+    "x_forwarded_for": "ip",
+    "x_real_ip": "ip",
 }
 
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "

@@ -81,7 +81,6 @@ def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
 
 
 def _is_read(response: HTTPResponse) -> bool:
-    """Return True at the end of a body."""
     return response.closed and not len(getattr(response, "_decoded_buffer", b""))
 
 

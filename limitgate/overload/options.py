@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import NamedTuple, TypeGuard
 
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.limits.limit import Duration, seconds_of
 from limitgate.messages.text import expected_of
 
@@ -34,6 +34,7 @@ class Adaptive:
     delay: float
     """Acceptable queueing time in seconds: above 0, up to 10. Default: 0.02."""
 
+    @called_as("Adaptive(min=4, max=200)")
     def __init__(
         self,
         min: int = 4,  # noqa: A002 - a public name

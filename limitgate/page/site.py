@@ -85,11 +85,13 @@ class Site:
             )
         if names not in ("masked", "full", "off"):
             raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
+        if not isinstance(actions, bool):
+            raise ConfigError(f"actions is {actions!r:.80}, expected True or False")
         given = {"key_prefix": key_prefix, "secret": secret}
         self.settings: GateSettings = GateSettings(**{name: value for name, value in given.items() if value is not None})
         self.guard = guard
         self.names: Names = names
-        self.has_actions: bool = bool(actions)
+        self.has_actions = actions
         self.streams = streams
         self.timeout = timeout
         prefix = self.settings.key_prefix

@@ -205,28 +205,33 @@ def parser_of(form: Format) -> Parse:
     return parse_json if form == "json" else TextParser()
 
 
-def format_of(lines: Sequence[bytes], name: str) -> Format:
-    """Detect the format by the first lines. Raises `ConfigError`."""
-    forms: tuple[Format, ...] = ("combined", "json")
+def format_of(lines: Sequence[bytes], name: str, given: Format | None = None) -> Format:
+    """Detect or check the format by the first lines. Raises `ConfigError`."""
+    forms: tuple[Format, ...] = (given,) if given else ("combined", "json")
     for form in forms:
         if any(map(parser_of(form), lines)):
             return form
     if any(line.strip() for line in lines):
+        where = f" in the format {given}" if given else ""
         raise ConfigError(
-            f"{name}: no line has a request, expected the common or combined format of Apache, nginx and gunicorn, lines of "
-            "uvicorn, or JSON with time (in seconds, or as a date with a zone), client, method and path on each line"
+            f"{name}: no line has a request{where}, expected the common or combined format of Apache, nginx and gunicorn, "
+            "lines of uvicorn, or JSON with time (in seconds, or as a date with a zone), client, method and path on each line"
         )
-    return "combined"
+    return forms[0]
 
 
 class Log:
-    """A log file, optionally gzip, or ``-``. Raises `ConfigError` if it has no request."""
+    """A log file, optionally gzip, or ``-``. Raises `ConfigError` if no format fits."""
 
     def __init__(self, name: str, form: Format | None = None) -> None:
         self.name = name
         self._blocks = self._read_blocks()
         self._first = next(self._blocks, [])
         self.format: Format = form or format_of(self._first, name)
+
+    def check_format(self) -> None:
+        """Raises `ConfigError`."""
+        format_of(self._first, self.name, self.format)
 
     @property
     def is_file(self) -> bool:

@@ -124,6 +124,8 @@ class Engine:
             shadows = {charge.rule for charge, _, after in evidence if after is None}
             self.figures.count(_rules_of(charge for charge, _, _ in evidence if charge.rule not in shadows), 0)
             self.figures.count(tuple(name for name in shadows if name is not None), 1)
+            self.figures.in_shadow += decision.shadow
+            self.figures.in_shadow_by.update(shadows)
         else:
             refusing = (
                 evidence.template.refusing(decision, evidence)[0] if isinstance(evidence, PlainSpend) else decision.refusing
@@ -191,6 +193,10 @@ class Figures:
         self.refused_by: Counter[bytes] = Counter()
         self.requests_by: dict[bytes, int] = {}
         self.rules: dict[str, list[int]] = {}
+        self.in_shadow: int = 0
+        """Admitted requests that shadow rules would have refused."""
+        self.in_shadow_by: Counter[str | None] = Counter()
+        """By rule."""
         self.first: int | None = None
         self.last: int = 0
         self.peaks: dict[str, _Peak] = {"second": _Peak(1_000_000), "minute": _Peak(60_000_000)}
@@ -228,6 +234,8 @@ class Figures:
         for name, numbers in other.rules.items():
             for place, number in enumerate(numbers):
                 self.count((name,), place, number)
+        self.in_shadow += other.in_shadow
+        self.in_shadow_by.update(other.in_shadow_by)
         for unit, peak in self.peaks.items():
             peak.highest = max(peak.highest, other.peaks[unit].highest)
         times = [each.first for each in (self, other) if each.first is not None]
@@ -297,7 +305,6 @@ def counts_by_client(rules: RuleSet) -> bool:
 def replay(
     log: Log, engine: Engine, tried: Engine | None = None, share: Share | None = None, progress: Progress | None = None
 ) -> Comparison:
-    """Send a log through one or two engines."""
     engines = [engine] if tried is None else [engine, tried]
     is_first = share is None or share.place == 0
     differing = [0, 0]

@@ -79,7 +79,6 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
-    """Check the types. Invalid text is reported later, with the request."""
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")
@@ -130,7 +129,9 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     @classmethod
     def _key_is_a_digest(cls, api_key: str | None) -> str | None:
         if api_key is not None and not _DIGEST.fullmatch(api_key):
-            raise ConfigError("expected sha256: and 64 hex digits, as sha256sum prints them, not the key itself")
+            raise ConfigError(
+                "expected sha256: and 64 hex digits, as sha256sum prints them before its dash, not the key itself"
+            )
         return api_key
 
     @field_validator("header")

@@ -68,8 +68,10 @@ class Expected(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=True
     """Remaining requests in the fullest window; null without a rule."""
     tier: Text = "default"
     """Tier whose rules apply."""
-    retry_after: Annotated[float, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
-    """Seconds to wait, or ``2m``; 0 if allowed. Whole numbers are compared with the wait rounded up."""
+    retry_after: Annotated[float | None, Field(strict=True, ge=0), BeforeValidator(_duration)] = 0.0
+    """Seconds to wait, or ``2m``; 0 if allowed, null if waiting doesn't help. Whole numbers are compared with the wait rounded
+    up.
+    """
 
 
 class RuleTest(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
 
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, called_as
 from limitgate.http.body import pointer
 from limitgate.http.request import Request
 from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
-from limitgate.messages.text import expected_of
+from limitgate.messages.text import expected_of, listed, meant
 from limitgate.overload.options import Adaptive
 from limitgate.process.callables import accepts, is_async
 
@@ -48,6 +48,7 @@ class Ban:
     Default: a day, or ``duration`` if longer.
     """
 
+    @called_as("Ban(after=20, within='10m', duration='1h')")
     def __init__(
         self,
         after: int = _MISSING,  # type: ignore[assignment]  # one error reports every missing field
@@ -274,7 +275,6 @@ def read_limits(given: object) -> tuple[Limit, ...]:
 
 
 def check_names(function: str, given: Mapping[str, object], options: type) -> None:
-    """Raise a `TypeError` that names the valid options."""
     for name in given:
         if name not in options.__annotations__:
             expected = expected_of(name, options.__annotations__)
@@ -295,6 +295,7 @@ def show_options(function: Callable[..., Any], options: type, defaults: Mapping[
 PARTS = ("path", "ip", "api_key", "method", "host", "user", "caller", "tier", "global")
 _HEADER = r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}"
 _HEADER_PART = re.compile(f"header:{_HEADER}", re.ASCII)
+_OTHER_HEADER = re.compile(r"headers?\W+|http_", re.IGNORECASE)
 _HEADER_NAME = re.compile(f"(?!(?i:HTTP_)){_HEADER}", re.ASCII)
 
 
@@ -306,10 +307,24 @@ def check_part(name: str) -> tuple[str, ...]:
         if label.startswith("json:"):
             pointer(label.removeprefix("json:"))
         elif label not in PARTS and not _HEADER_PART.fullmatch(label):
-            expected = expected_of(label, [*PARTS, "header:NAME", "json:/POINTER"])
+            known = [*PARTS, "header:NAME", "json:/POINTER"]
+            near = _meant_part(label) or meant(label, known)
+            guess = "" if near is None else f"did you mean {near!r:.80}? "
             other = "for anything else use 'caller' with the option identify"
-            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}, alternatives separated by '|'; {other}")
+            expected = f"{guess}expected one of {listed(known)}, alternatives separated by '|'"
+            raise ConfigError(f"key part {label!r:.80} is unknown, {expected}; {other}")
     return tuple(label.lower() if label.startswith("header:") else label for label in labels)
+
+
+def _meant_part(label: str) -> str | None:
+    """Recognize a header or JSON pointer without its kind."""
+    if label.startswith("/"):
+        return f"json:{label}"
+    name = _OTHER_HEADER.sub("", label, count=1)
+    if name == label and ("-" not in label or meant(label, PARTS)):
+        return None
+    part = f"header:{name.replace('_', '-').lower()}"
+    return part if _HEADER_PART.fullmatch(part) else None
 
 
 def check_header(name: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, overload
 
 from limitgate.algorithms import ALGORITHMS, ban, holds, refusals
 from limitgate.algorithms.base import State
-from limitgate.errors import StoreError
+from limitgate.errors import StoreError, called_as
 from limitgate.limits.bucket import Bucket
 from limitgate.limits.limit import Limit
 from limitgate.limits.plan import BucketReading, Charge, Plan, Reading, read, with_bans
@@ -79,6 +79,7 @@ class MemoryStore(Remade):
     scheme = "memory"
     healthy = True
 
+    @called_as("MemoryStore(max_buckets=100_000)")
     def __init__(self, clock: Callable[[], int] | None = None, *, max_buckets: int = 1_000_000) -> None:
         if clock is not None and (not callable(clock) or clock in _OTHER_CLOCKS):
             raise TypeError(f"clock is {clock!r:.60}, {_EXPECTED_CLOCK}")

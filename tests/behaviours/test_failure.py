@@ -444,6 +444,24 @@ def test_the_decision_under_closed() -> None:
     assert (environ["limitgate"].allowed, environ["limitgate"].degraded) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("on_error", "fault", "told"),
+    [
+        ("open", "connection", "open: requests pass without limits, unless"),
+        ("open", "oom", "local: this process alone limits requests, unless"),
+        ("closed", "connection", "closed: requests get 503, unless"),
+        ("local", "reply", "local: this process alone limits requests, unless"),
+    ],
+)
+def test_what_happens_meanwhile_is_logged(
+    site: Open, flaky: Flaky, caplog: pytest.LogCaptureFixture, *, on_error: Any, fault: Any, told: str
+) -> None:
+    """The policy in force, which under full memory is another than the option."""
+    flaky.fault = fault
+    site(Rule("api", "3/day"), store=flaky, on_error=on_error).statuses(1)
+    assert f"the store failed, on_error decides until it answers again ({told}" in caplog.text
+
+
 def test_the_store_counts_from_where_it_was(site: Open, flaky: Flaky) -> None:
     """What happened while the store failed is not charged to it, nor does it linger here once the store is back."""
     it = site(Rule("api", "3/day"), store=flaky, on_error="local")
@@ -468,6 +486,7 @@ def test_one_line_per_change_of_state(site: Open, flaky: Flaky, caplog: pytest.L
             flaky.fault = None if fault == "calm" else fault
             it.statuses(3)
     assert [line.partition(",")[0] for line in caplog.messages] == ["the store failed", "the store answers again"] * 2
+    assert "again (open: requests pass without limits, unless a rule has its own on_error): " in caplog.messages[0]
     assert "out of order" in caplog.messages[0]
     assert {record.name for record in caplog.records} == {"limitgate"}
     assert it.app.gate.failures == 12

@@ -198,6 +198,14 @@ def test_each_value_that_cannot_be_read_is_told_with_its_caller(
         assert "-" not in line.replace(caller, "") or names == "full"
 
 
+def test_a_name_that_is_masked_as_a_whole_is_told_as_such(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise the line would not say that there is a name, nor how to see it."""
+    with caplog.at_level(logging.WARNING, "limitgate"):
+        it = opened(Rule("api", qpm=99), identify=lambda _: Caller("ann", limits={"api": "often"}))
+        assert it.ask().status == 200
+    assert "(caller …, whole with names='full')" in caplog.text
+
+
 def test_so_many_callers_with_one_value_are_told(opened: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The last line says that further ones are not, and another value is told nevertheless."""
 

@@ -27,8 +27,10 @@ from werkzeug.test import Client
 
 import limitgate.httpx2
 from limitgate import (
+    Adaptive,
     AsyncLimiter,
     AsyncRedisStore,
+    Ban,
     Caller,
     ConfigError,
     Configured,
@@ -51,6 +53,7 @@ from limitgate.django.middleware import options as django_options
 from limitgate.fastapi import RateLimit
 from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.httpx import AsyncRateLimitTransport, RateLimitTransport
+from limitgate.llm import Budget
 from limitgate.requests import RateLimitAdapter
 from limitgate.testing import FrozenClock, frozen, off
 from tests.support.doors import asgi_reply
@@ -194,6 +197,13 @@ IN_PYTHON = {
     ),
     "a rule without a name": (lambda: Rule("5/minute"), "the name of a rule comes before its limits"),
     "a rule without limits": (lambda: Rule("api"), "expected limits, qps, qpm, qph, qpd, concurrency or adaptive"),
+    "a misspelt field of a limit": (
+        lambda: Limit("5/m", algoritm="gcra"),
+        "did you mean 'algorithm'? expected Limit('5/minute'",
+    ),
+    "a misspelt field of a ban": (lambda: Ban(aftr=9), "did you mean 'after'? expected Ban(after=20"),
+    "a misspelt field of an adaptive limit": (lambda: Adaptive(tolerence=2), "did you mean 'tolerance'? expected Adaptive("),
+    "a misspelt field of a budget": (lambda: Budget(token="9/m"), "did you mean 'tokens'? expected Budget(requests="),
     "a misspelt field": (lambda: Rule("api", qpn=5), "did you mean 'qpm'?"),
     "another limiter's field": (lambda: Rule("api", rate="5/m"), "did you mean 'limits'?"),
     "another limiter's fields": (lambda: Rule("api", times=5, seconds=1), "times: unknown field, did you mean 'limits'?"),
@@ -202,7 +212,16 @@ IN_PYTHON = {
     "one method for a list": (lambda: Rule("api", qpm=5, methods="POST"), "a list such as ['POST']"),
     "a count as text": (lambda: Rule("api", qpm="5"), "qpm: expected a whole number, not '5'"),
     "a key part in capitals": (lambda: Rule("api", qpm=5, key=["IP"]), "key[0]: key part 'IP' is unknown, did you mean 'ip'?"),
-    "a key part by its header": (lambda: Rule("api", qpm=5, key=["path", "X-Id"]), "key[1]: key part 'X-Id' is unknown"),
+    "a key part by its header": (
+        lambda: Rule("api", qpm=5, key=["path", "X-Id"]),
+        "key[1]: key part 'X-Id' is unknown, did you mean 'header:x-id'? expected one of path, ip",
+    ),
+    "several headers": (lambda: Rule("api", qpm=5, key=["headers: X-Id"]), "did you mean 'header:x-id'?"),
+    "a header of an environ in a key": (lambda: Rule("api", qpm=5, key=["HTTP_X_ID"]), "did you mean 'header:x-id'?"),
+    "the header of API keys": (lambda: Rule("api", qpm=5, key=["X-API-Key"]), "did you mean 'api_key'?"),
+    "the header of a proxy": (lambda: Rule("api", qpm=5, key=["X-Real-IP"]), "did you mean 'ip'?"),
+    "a pointer by itself": (lambda: Rule("api", qpm=5, key=["/user/id"]), "did you mean 'json:/user/id'?"),
+    "an alternative by its header": (lambda: Rule("api", qpm=5, key=["ip|user-agent"]), "did you mean 'header:user-agent'?"),
     "a key function": (lambda: Rule("api", qpm=5, key=[view]), "'caller' with the option identify"),
     "a cookie for a key": (lambda: Rule("api", qpm=5, key=["cookie:session"]), "'caller' with the option identify"),
     "a path without a slash": (lambda: Rule("api", qpm=5, path="api/**"), "does not begin with '/'"),
@@ -322,6 +341,11 @@ STORES = {
     "a variable left": (lambda: Limiter("redis://${HOST}:6379"), "an unexpanded variable"),
     "a user for a password": (lambda: Limiter("redis://hunter2@h"), "expected a colon before a password"),
     "several hosts": (lambda: Limiter("redis://h1,h2"), "redis+cluster://h1:7000,h2:7000"),
+    "a scheme with a letter twice": (lambda: gate(store="reddis://h"), "did you mean redis://?"),
+    "a misspelt scheme of several": (lambda: gate(store="redis+sentinal://h"), "did you mean redis+sentinel://?"),
+    "a misspelt scheme with TLS": (lambda: gate(store="redisss://h"), "did you mean rediss://?"),
+    "TLS as a suffix": (lambda: gate(store="redis+tls://h"), "did you mean rediss://?"),
+    "Valkey's own scheme with TLS": (lambda: gate(store="valkeys://h"), "did you mean rediss://?"),
     "no master": (lambda: Limiter("redis+sentinel://h"), "redis+sentinel://h1:26379,h2:26379/mymaster"),
     "a socket with two slashes": (lambda: Limiter("unix://run/redis.sock"), "unix:///run/redis.sock"),
     "a misspelt option of a URL": (lambda: Limiter("redis://h?timout=1"), "did you mean 'socket_timeout'?"),
@@ -329,6 +353,9 @@ STORES = {
     "a client of redis-py": (lambda: gate(store=redis.Redis()), "expected a URL or an async store, such as AsyncRedisStore"),
     "a sync store on ASGI": (lambda: gate(store=RedisStore("redis://h")), "such as AsyncRedisStore"),
     "an async store on WSGI": (lambda: LimitGateWSGI(wsgi, rules=[], store=AsyncRedisStore("redis://h")), "such as RedisStore"),
+    "a misspelt option of a store": (lambda: MemoryStore(max_bucket=9), "did you mean 'max_buckets'?"),
+    "a misspelt option of a store on Redis": (lambda: RedisStore("redis://h", credential=view), "did you mean 'credentials'?"),
+    "an option that belongs into the URL": (lambda: AsyncRedisStore("redis://h", db=1), "whose URL has other options"),
     "a class for a store": (lambda: gate(store=MemoryStore), "the class MemoryStore, expected an instance"),
     "a client of redis-py for a URL": (lambda: RedisStore(redis.Redis()), "expected a URL such as redis://localhost:6379/0"),
     "a URL for a memory store": (lambda: MemoryStore("memory://"), "expected a callable that returns Unix time"),
@@ -618,7 +645,7 @@ IN_YAML = {
     "a key in the clear": (
         "callers:\n  - {id: a, api_key: demo}\n",
         2,
-        "callers[0].api_key: expected sha256: and 64 hex digits",
+        "callers[0].api_key: expected sha256: and 64 hex digits, as sha256sum prints them before its dash",
     ),
     "a caller whom nobody knows": ("callers:\n  - id: a\n", 2, "neither api_key nor header, expected one of them"),
     "a rule for a caller": (

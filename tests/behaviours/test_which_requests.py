@@ -312,6 +312,13 @@ def test_a_decorator_replaces_another_one_by_name(kind: str) -> None:
 
 
 @KINDS
+def test_a_decorator_that_replaces_an_unknown_rule_is_a_mistake(kind: str) -> None:
+    statuses = _decorated(kind, limit("5/minute", name="big", replaces=["all", "al"]))
+    with pytest.raises(ConfigError, match="limit 'big': replaces: there is no rule 'al', did you mean 'all'"):
+        statuses(1)
+
+
+@KINDS
 def test_exempt_views_are_open_to_all(kind: str) -> None:
     """What is exempt knows no rules, those that deny included."""
     assert _decorated(kind, exempt)(2, SCRAPER) == [200, 200]

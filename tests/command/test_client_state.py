@@ -333,7 +333,7 @@ def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Pa
         "rules: [{name: tried, path: /api/**, key: [ip], qpd: 1, shadow: true}, {name: api, key: [ip], qpm: 9}]"
     )
     result = CliRunner().invoke(limitgate, explain, catch_exceptions=False)
-    assert "a request would be admitted, 8 of 9 remaining\nrule tried is in shadow" in result.stdout
+    assert "a request would be admitted, 8 of 9 remaining after it\nrule tried is in shadow" in result.stdout
     world.rules.write_text("rules: [{name: tried, path: /api/**, key: [ip], qpd: 1}]")
     assert world.run("peek", *whom).exit_code == 1
     monkeypatch.setenv("LIMITGATE_SHADOW", "true")  # the whole gate

@@ -162,7 +162,7 @@ def test_a_shell_completes_verbs_and_options() -> None:
     assert "check" in process.stdout.split(",")[1]
 
 
-@pytest.mark.parametrize("package", ["click", "rich"])
+@pytest.mark.parametrize("package", ["click", "rich", "packaging"])
 def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     """One line, no traceback, before a verb changes anything. click comes with uvicorn, rich does not."""
     code = f"""if True:
@@ -181,6 +181,24 @@ def test_without_its_extra_it_says_what_to_install(package: str) -> None:
     assert result.stdout == "2\n" * (1 + len(verbs))
     told = f"limitgate: {package} is not installed, expected: pip install 'limitgate[cli]'\n"
     assert result.stderr == told * (1 + len(verbs))
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "brought_by"),
+    [
+        (("serve",), "uvicorn", "serve"),
+        (("serve", "--grpc", "9383"), "grpc", "envoy"),
+        (("page",), "uvicorn", "page"),
+        (("exporter",), "prometheus_client", "prometheus"),
+    ],
+)
+def test_verbs_with_an_extra_of_their_own_name_it(words: tuple[str, ...], package: str, brought_by: str) -> None:
+    """Exit status 2, and what to install."""
+    program = f"import sys; sys.modules[{package!r}] = None; from limitgate.command import main; main()"
+    command = [sys.executable, "-c", program, *words, "--store", "redis://localhost:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"Error: {package} is not installed, expected: pip install 'limitgate[{brought_by}]'\n" in done.stderr
 
 
 def test_it_starts_without_what_a_verb_may_need() -> None:

@@ -104,6 +104,8 @@ def test_who_asks_is_known_as_in_the_service(tmp_path: Path, monkeypatch: pytest
     ("rule", "expect"),
     [
         ("{name: a, deny: true}", "allowed: false, rule: a"),
+        ("{name: a, qps: 0}", "allowed: false, retry_after: null"),
+        ("{name: a, qps: 0}", "allowed: false, retry_after: .inf"),
         ("{name: a, deny: true, shadow: true}", "allowed: true"),
         ("{name: a, exempt: true}", "allowed: true, rule: null, remaining: null, retry_after: 0"),
         ("{name: a, path: /y, qps: 5}", "allowed: true, rule: null"),
@@ -113,6 +115,12 @@ def test_who_asks_is_known_as_in_the_service(tmp_path: Path, monkeypatch: pytest
 def test_what_is_decided_by_other_rules(tmp_path: Path, rule: str, expect: str) -> None:
     """Rules that deny, that are a shadow, exempt, elsewhere or free."""
     assert failing(tmp_path, rule, f"path: '/x?a=b%20c', method: post > {expect}") == []
+
+
+@pytest.mark.parametrize(("expect", "shown"), [("null", "expected null, got 0"), (".inf", "expected inf, got 0")])
+def test_a_request_that_passes_waits_for_nothing(tmp_path: Path, expect: str, shown: str) -> None:
+    ((_, message),) = failing(tmp_path, "{name: a, qps: 5}", f"path: / > retry_after: {expect}")
+    assert message.startswith(shown)
 
 
 def test_each_file_has_a_clock_and_buckets_of_its_own(tmp_path: Path) -> None:

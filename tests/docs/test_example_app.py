@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import html
 import json
+import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -413,12 +415,21 @@ def test_make_run_believes_no_forged_address(tmp_path: Path) -> None:
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
 
 
+def test_make_run_takes_another_port() -> None:
+    """If 8000 is taken, as README says."""
+    for given, port in ((), "8000"), (("PORT=8001",), "8001"):
+        words = ["make", "--dry-run", "run", *given]
+        environment = {name: each for name, each in os.environ.items() if name != "PORT"}
+        shown = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert f" --host 127.0.0.1 --port {port} " in shown
+
+
 @contextmanager
 def make_run(folder: Path, **environment: str) -> Iterator[httpx.Client]:
     """The server of `make run` with its options, but on a free port."""
     recipe = re.search(r"^run:.*\n\t(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe
-    _, target, *options = shlex.split(recipe[1])
+    _, target, *options = shlex.split(recipe[1].replace("$(PORT)", "8000"))
     with uvicorn_process(target, folder, *options, **environment) as url, httpx.Client(base_url=url) as client:
         assert ":8000" not in url
         yield client

@@ -875,7 +875,7 @@ def test_a_mistake_is_told_to_servers_that_go_on(app: Any, caplog: pytest.LogCap
 
     asyncio.run(start())
     assert [(record.levelname, record.getMessage().partition(":")[0]) for record in caplog.records] == [
-        ("CRITICAL", "LimitGate cannot be set up, so every request fails")
+        ("CRITICAL", "LimitGate cannot be set up, so the server ends or every request fails")
     ]
     caplog.clear()
     with pytest.raises(ConfigError):

@@ -20,10 +20,10 @@ import redis
 from limitgate import AsyncLimiter, AsyncRedisStore, Configured, Limit, Limiter, MemoryStore, RedisStore, StoreError, testing
 from limitgate.limits.limit import NAMES
 from limitgate.stores.redis.cluster import hash_slot
-from tests.limiter.test_operations import Subject
+from tests.limiter.test_operations import Subject, opened
 from tests.limiter.test_reserve import Slow
 from tests.support.clock import Clock
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, until
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 from tests.support.scripted import Scripted
@@ -105,6 +105,54 @@ def test_what_nobody_settles_is_given_back(subject: Subject, clock: Clock, limit
     assert used(subject, limit) == [100]
     clock.advance(180)
     assert look(subject, limit) == [0]
+
+
+@pytest.mark.parametrize("call", ["hit", "peek", "wait", "reserve", "hit_up_to"])
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_every_call_of_a_limiter_sees_the_end_of_its_holds(
+    kind: str, call: str, clock: Clock, redis_server: RedisServer
+) -> None:
+    """Also under other limits, and of several reservations only those that have ended."""
+    options: dict[str, Any] = {"hit_up_to": {"cost": 1}, "wait": {"timeout": 0.001}}.get(call, {})
+    with opened(kind, "memory", clock, redis_server) as subject:
+
+        def decided() -> bool:
+            answer = getattr(subject, call)("key", "5/day", **options)
+            return bool((answer.decision if call == "reserve" else answer).allowed)
+
+        subject.reserve("key", "5/day", cost=3, hold=10)
+        renewed = subject.reserve("key", "5/day", "100/hour", cost=2, hold=10)
+        settled = subject.reserve("settled", "5/day", cost=5, hold=10)
+        subject.run(settled.settle(5))
+        assert not decided()
+        clock.advance(5)
+        assert subject.run(renewed.renew())
+        clock.advance(4.9)
+        assert not decided()
+        clock.advance(0.1)
+        assert decided()
+        assert subject.peek("settled", "5/day").remaining == 0
+        clock.advance(5)
+        assert subject.peek("key", "100/hour").remaining == 100
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_holds_on_redis_end_by_the_clock_of_the_process(kind: str, clock: Clock, redis_server: RedisServer) -> None:
+    with opened(kind, "redis", clock, redis_server) as subject:
+        subject.reserve("key", "5/day", cost=5, hold=0.05)
+        until(lambda: subject.hit("key", "5/day").allowed)
+
+
+def test_few_keys_of_holds_are_remembered(clock: Clock) -> None:
+    """A limiter forgets the oldest; the store refunds them with the next reservation, as for a process that has died."""
+    limiter = Limiter(MemoryStore(clock))
+    for number in range(1_001):
+        limiter.reserve(f"key{number}", "5/day", cost=5, hold=10)
+    assert len(limiter._holds.of_key) == 1_000
+    clock.advance(10)
+    assert limiter.hit("key1000", "5/day").allowed
+    assert not limiter.hit("key0", "5/day").allowed
+    assert limiter.reserve("key0", "5/day", hold=10).decision.allowed
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=repr)

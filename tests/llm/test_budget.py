@@ -500,6 +500,21 @@ def test_wrong_arguments_of_reserve_are_errors_and_reserve_nothing(kind: str) ->
     reserve(right, json.dumps(body).encode())
 
 
+@pytest.mark.parametrize(("found", "reserved"), [(5, [5, 9]), ((5,), [5, 9]), ((5, 6), [5, 6]), (Usage(5, 6), [5, 6])])
+def test_an_estimate_of_the_caller(found: Any, reserved: list[int]) -> None:
+    budget = Budget(input_tokens="100/day", output_tokens="100/day", estimate=lambda _: found)
+    decision = budget.reserve(Limiter(MemoryStore()), {"model": "m", "max_tokens": 9}).decision
+    assert [window.used for window in decision.windows] == reserved
+
+
+@pytest.mark.parametrize("found", [None, -1, 1.5, True, "5", (), (5, -6), (5, 6, 7), [5, 6]])
+def test_an_estimate_that_is_none_is_an_error(found: Any) -> None:
+    """A third number would be ignored."""
+    budget = Budget(tokens="100/day", estimate=lambda _: found)
+    with pytest.raises(ConfigError, match="expected input tokens, or input and output tokens"):
+        budget.reserve(Limiter(MemoryStore()), {"model": "m"})
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_reservation_is_settled_once_and_tells_if_it_is_held(kind: str) -> None:
     clock = [1_790_000_000_000_000]

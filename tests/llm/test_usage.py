@@ -56,12 +56,13 @@ REPORTS: list[tuple[str, Any, Usage | None]] = [
     ("embeddings", {"prompt_tokens": 9, "total_tokens": 9}, Usage(9, 0)),
     ("embeddings, no total", {"prompt_tokens": 9}, Usage(9, 0)),
     ("nothing", {"prompt_tokens": 0, "completion_tokens": 0}, Usage(0, 0)),
+    ("decimals", {"prompt_tokens": 9.0, "completion_tokens": 4.2}, Usage(9, 5)),
     ("no input", {"completion_tokens": 5}, None),
     ("empty", {}, None),
     *[
         (f"{name} {value}", {"prompt_tokens": 9, "completion_tokens": 5, name: value}, None)
         for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        for value in (-1, 5.0, 5.5, True, "5", [5], {}, math.nan, math.inf)
+        for value in (-1, -0.5, True, "5", [5], {}, math.nan)
     ],
     *[(repr(value), value, None) for value in (None, 5, "5", [], [{"prompt_tokens": 9}], True)],
 ]
@@ -112,6 +113,14 @@ def test_text_that_looks_like_a_report() -> None:
 def test_absurd_numbers(usage: Usage, into: int | None, out: int | None, expected: Usage) -> None:
     """Above a hundred times the estimate, ten times it."""
     assert bounded(usage, into, out) == expected
+
+
+@pytest.mark.parametrize("written", ["9" * 5000, "1e400", "1" + "0" * 400 + ".5"], ids=["digits", "exponent", "decimals"])
+def test_numbers_that_python_cannot_hold_are_too_many(written: str) -> None:
+    """They don't count as a response without usage."""
+    body = f'{{"usage": {{"prompt_tokens": 9, "completion_tokens": {written}}}}}'.encode()
+    for reader in (read([body], BodyReader), read([b"data: " + body + b"\n\n"])):
+        assert reader.settle(9, 10) == Usage(9, 100, is_capped=True)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -308,9 +317,27 @@ def test_output_text(event: Any, counts: str) -> None:
     texts = ["x" * 40, 'a "quote"\n\\u0041 \t\\', "\u4f60\u597d\U0001f600", '{"delta":{"content":"x"}}', "\x00"]
     for text, escapes, separators in product(texts, [True, False], [(",", ":"), (", ", ": ")]):
         written = json.dumps(filled(event, text), ensure_ascii=escapes, separators=separators).encode()
-        reader = read([b"data: " + written + b"\n\n"] * 3)
-        size = 3 * len(text.encode()) if counts else 0
+        reader = read([delta("four"), *[b"data: " + written + b"\n\n"] * 3])
+        size = 4 + 3 * len(text.encode()) if counts else 4
         assert reader.arrived == max(1, math.ceil(size / 4)), written
+
+
+@pytest.mark.parametrize("size", [10, 7_000, 100_000])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda text: {"object": "text_completion", "choices": [{"index": 0, "text": text, "logprobs": None}]},
+        lambda text: {"candidates": [{"content": {"parts": [{"text": text}], "role": "model"}}]},
+        lambda text: {"content": text, "stop": False},
+    ],
+    ids=["completions", "Gemini", "llama.cpp"],
+)
+def test_a_stream_without_deltas(made: Callable[[str], Any], size: int) -> None:
+    """All of its text counts, because it costs more than one token."""
+    stream = data(made("x" * size)) * 3 + b"data: [DONE]\n\n"
+    assert read([stream]).settle(7) == Usage(7, pytest.approx(3 * size / 4, rel=0.01, abs=1))
+    assert read([stream[at : at + 1_000] for at in range(0, len(stream), 1_000)]).arrived == read([stream]).arrived
+    assert read([stream + data({"usage": {"prompt_tokens": 9, "completion_tokens": 5}})]).finish() == Usage(9, 5)
 
 
 def test_anything_that_arrives_costs_a_token() -> None:
@@ -380,6 +407,46 @@ def test_compressed_responses(encoding: str, pack: Callable[[bytes], bytes], ste
         for at in range(0, len(packed), step):
             reader.feed(packed[at : at + step])
         assert (reader.finish(), reader.settle(7)) == (Usage(10, 5), Usage(10, 5))
+
+
+def bare(content: bytes) -> bytes:
+    """Deflate without zlib's header."""
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(content) + packer.flush()
+
+
+def members(content: bytes) -> bytes:
+    return b"".join([gzip.compress(content[at : at + 70]) for at in range(0, len(content), 70)])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("deflate", bare),
+        ("gzip", members),
+        ("identity, gzip,", gzip.compress),
+        ("deflate, gzip", lambda content: gzip.compress(zlib.compress(content))),
+        (", ".join(["gzip"] * 5), lambda content: [content := gzip.compress(content) for _ in range(5)][-1]),
+    ],
+    ids=["no header", "members", "identity", "two", "five"],
+)
+@pytest.mark.parametrize("step", [1, 100, 10**6])
+def test_other_forms_of_compressed_responses(encoding: str, pack: Callable[[bytes], bytes], step: int) -> None:
+    """Of text that shrinks to less than a quarter, they would otherwise cost too little."""
+    told, body = events_of("chat"), json.dumps({"choices": [{"message": {"content": "x" * 200_000}}]}).encode()
+    for content_type, plain, usage in (("text/event-stream", told, Usage(10, 5)), ("application/json", body, None)):
+        packed = pack(plain)
+        reader = reader_for(content_type, encoding)
+        for at in range(0, len(packed), step):
+            reader.feed(packed[at : at + step])
+        assert reader.finish() == usage
+        assert usage or reader.arrived == pytest.approx(50_000, rel=0.4)
+
+
+def test_too_many_encodings_are_text() -> None:
+    reader = reader_for("application/json", ", ".join(["gzip"] * 6))
+    reader.feed(b"x" * 40)
+    assert reader.settle(7) == Usage(7, 10)
 
 
 def test_compressed_responses_that_cannot_be_read() -> None:
@@ -585,7 +652,7 @@ def test_events_are_those_of_a_client_property(parts: list[list[str]], ends: str
     from openai._streaming import SSEDecoder  # takes a second to import, which no other test here needs
 
     stream = "".join(line + ends for part in parts for line in part).encode()
-    usage, text = None, 0
+    usage, text, other = None, 0, 0
     for event in SSEDecoder().iter_bytes(iter([stream])):
         try:
             parsed = json.loads(event.data)
@@ -594,10 +661,11 @@ def test_events_are_those_of_a_client_property(parts: list[list[str]], ends: str
         usage = usage_in(parsed.get("usage")) or usage
         deltas = [choice["delta"]["content"] for choice in parsed.get("choices", ())]
         text += len("".join([*deltas, parsed.get("delta", "")]).encode())
+        other += len(parsed.get("text", ""))
     at = sorted({0, len(stream), *[cut % (len(stream) + 1) for cut in cuts]})
     reader = read(stream[begin:end] for begin, end in pairwise(at))
     found = reader.finish()
-    assert reader.arrived == (max(1, math.ceil(text / 4)) if stream else 0)
+    assert reader.arrived == (max(1, math.ceil((text or other) / 4)) if stream else 0)
     assert (found is None) == (usage is None)
     assert found is None or found.input == 9
 

@@ -127,6 +127,8 @@ def test_without_a_guard_it_does_not_start(make: Any, store: MemoryStore) -> Non
             make(store, **options)
     with pytest.raises(ConfigError, match="names is 'all', expected masked, full or off"):
         make(store, guard=someone, names="all")
+    with pytest.raises(ConfigError, match="actions is 'false', expected True or False"):
+        make(store, guard=someone, actions="false")
     with pytest.raises(TypeError, match="options have names"):
         make(store, someone)
     with pytest.raises(ConfigError, match="store: "):

@@ -239,6 +239,10 @@ def test_the_format_is_found() -> None:
     assert format_of([b"", line], "log") == "json"
     assert format_of([b"# comment"] * 1000 + [line], "log") == "json"
     assert format_of([b"", b" "], "log") == "combined"
+    assert format_of([b"", text], "log", "common") == format_of([], "log", "common") == "common"
+    for given, other in (("json", text), ("combined", line)):
+        with pytest.raises(ConfigError, match=rf"log: no line has a request in the format {given}, expected the common"):
+            format_of([other], "log", given)
     with pytest.raises(ConfigError, match=r"log: no line has a request, expected the common or combined format"):
         format_of([b"nonsense"], "log")
 

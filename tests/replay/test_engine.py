@@ -226,13 +226,15 @@ def test_rules_beside_others(tmp_path: Path) -> None:
 def test_processes_find_the_same(tmp_path: Path) -> None:
     """Each decides about its share of the clients, and all of them together about every line."""
     rules = tmp_path / "rules.yaml"
-    rules.write_text("rules: [{name: all, key: [path, ip], qps: 5, qpm: 20}]")
+    rules.write_text("rules: [{name: all, key: [path, ip], qps: 5, qpm: 20}, {name: trial, key: [ip], qps: 2, shadow: true}]")
     log = tmp_path / "access.log"
     with gzip.open(LOG, "rt") as lines:
         log.write_text("".join(islice(lines, 4_000)))
     alone = replay(Log(str(log)), Engine(load_rules(rules)))
     shared = replay_shared(Log(str(log)), str(rules), str(rules), 2)
     assert shared.figures.as_json(2000) == alone.figures.as_json(2000)
+    assert (shared.figures.in_shadow, shared.figures.in_shadow_by) == (alone.figures.in_shadow, alone.figures.in_shadow_by)
+    assert alone.figures.in_shadow > 0
     assert shared.tried is not None
     assert shared.tried.as_json(2000) == alone.figures.as_json(2000)
     assert (shared.newly_refused, shared.newly_admitted) == (0, 0)

@@ -511,7 +511,8 @@ def test_a_rule_of_no_tier_is_of_the_default_tier() -> None:
         ({"charge_if": [401]}, r"charge_if: expected a mapping, for example \{status: \[401, 403\]\}, not \[401\]"),
         ({"charge_if": {"status": 401}}, r"charge_if.status: expected a list such as \[401, 403\], not 401"),
         ({"path": "/items/<int:id>"}, r"path: .*'<int:id>' that no request can match, expected '/items/\{id\}'"),
-        ({"name": "3/minute"}, "name: expected 1 to 64 letters.*the name of a rule comes before its limits.*not '3/minute'"),
+        ({"name": "3/minute"}, "name: expected 1 to 64 letters.*, not '3/minute': the name of a rule comes before its limits$"),
+        ({"name": "log in"}, "name: expected 1 to 64 letters, digits, '.', '_' or '-', not 'log in'$"),
     ],
     ids=str,
 )

@@ -48,14 +48,15 @@ class _Finding(NamedTuple):
     "--format",
     "form",
     type=click.Choice(["text", "json", "github"]),
-    default="text",
-    help="text for people, json for programs, github for annotations in a workflow.",
+    help="text for people (the default), json for programs, github for annotations in a workflow.",
 )
 @click.option("--json", "is_json", is_flag=True, help="The same as --format json.")
 @click.option("--strict", is_flag=True, help="Exit with 1 for warnings as well.")
 @click.option("--identify", "identifies", is_flag=True, help="Assume that the application identifies callers.")
 @click.pass_context
-def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: bool, strict: bool, identifies: bool) -> None:
+def verb(
+    ctx: click.Context, paths: tuple[Path, ...], form: str | None, *, is_json: bool, strict: bool, identifies: bool
+) -> None:
     """Read rule files and folders as the service does, and print errors and warnings.
 
     Each PATH is a rule set: a file, a folder with a file per tier, or MODULE:NAME of an application or a list of rules in
@@ -63,9 +64,11 @@ def verb(ctx: click.Context, paths: tuple[Path, ...], form: str, *, is_json: boo
 
     For example: limitgate check config/
     """
+    if is_json and form not in (None, "json"):
+        raise click.UsageError(f"expected either --json or --format {form}, not both")
+    form = "json" if is_json else form or "text"
     checked = [(path, *_look_at(path, identifies=identifies)) for path in paths]
     findings = [finding for _, found, _ in checked for finding in found]
-    form = "json" if is_json else form
     if form == "json":
         print_json([each._asdict() for each in findings])
     else:

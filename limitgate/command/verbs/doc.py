@@ -13,6 +13,7 @@ import click
 from limitgate.command.output import print_json, say
 from limitgate.messages.text import meant
 
+_NUMBER = re.compile(r"(?:LG)?[ _-]?0*([0-9]{1,3})")
 _ENTRY = re.compile(r"^## (LG\d{3})\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -38,7 +39,8 @@ def verb(code: str | None, *, as_json: bool) -> None:
 
 def _found(code: str, entries: Collection[str]) -> str:
     wanted = code.strip().upper()
-    wanted = f"LG{int(wanted):03}" if wanted.isascii() and wanted.isdigit() else wanted
+    if number := _NUMBER.fullmatch(wanted):
+        wanted = f"LG{int(number[1]):03}"
     if wanted not in entries:
         near = meant(wanted, entries)
         hint = "'limitgate doc' lists them" if near is None else f"did you mean {near}?"

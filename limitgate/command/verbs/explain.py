@@ -14,7 +14,7 @@ import click
 from limitgate.command import refusal
 from limitgate.command.applications import RULES
 from limitgate.command.client_state import document_of, header_of, target_of, tell_of_routes
-from limitgate.command.opened import app_option, timeout_option
+from limitgate.command.opened import app_option, key_options, timeout_option
 from limitgate.command.output import (
     FOUND,
     decision_fields,
@@ -38,6 +38,7 @@ from limitgate.stores import MemoryStore, SyncStore, open_sync_store
 
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Z-]+")
 """RFC 9110 section 5.6.2."""
+_PEER = "203.0.113.1"
 _OF_THE_PROCESS = {
     "headers": None,
     "observers": (),
@@ -56,7 +57,7 @@ _OF_THE_PROCESS = {
 @click.option("--id", "refused", metavar="ID", help="The id of a refusal, instead of METHOD and PATH.")
 @click.option("--log", "logs", multiple=True, metavar="FILE", help="With --id: a log in which to find the client.")
 @click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}; default: those of --app.")
-@click.option("--ip", default="203.0.113.1", metavar="ADDRESS", show_default=True, help="The peer's address.")
+@click.option("--ip", metavar="ADDRESS", show_default=_PEER, help="The peer's address.")
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the request.")
 @click.option("--body", metavar="JSON", help="The JSON body of the request.")
 @click.option("--user", metavar="ID", help="The user that the service authenticates.")
@@ -64,6 +65,7 @@ _OF_THE_PROCESS = {
 @click.option("--tier", metavar="NAME", help="With --caller: its tier, unless the rules list the caller.")
 @app_option
 @click.option("--store", metavar="URL", help="Store of the service; default: that of --app. memory:// has full buckets.")
+@key_options
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Trusted proxy of the service: address, CIDR or list.")
 @timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -76,6 +78,9 @@ def verb(  # noqa: PLR0917 - click passes them by name
     rules: str | None,
     app: str | None,
     store: str | None,
+    key_prefix: str | None,
+    secret: str | None,
+    ipv6_prefix: int | None,
     trusted_proxy: tuple[str, ...],
     timeout: float,
     *,
@@ -92,7 +97,8 @@ def verb(  # noqa: PLR0917 - click passes them by name
     """
     if app is not None and ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT:
         rules = None  # those of the application's gate override LIMITGATE_RULES
-    asked = service(rules, app, store=store, trusted_proxies=trusted_proxy or None)
+    of_keys = {"key_prefix": key_prefix, "secret": secret, "ipv6_prefix": ipv6_prefix}
+    asked = service(rules, app, store=store, trusted_proxies=trusted_proxy or None, **of_keys)
     if refused is not None:
         if described["method"] is not None:
             raise click.UsageError("expected either METHOD and PATH, or --id, not both")
@@ -115,7 +121,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     if as_json:
         print_json(_as_json(found))
     else:
-        _print(found, asked)
+        _print(found, asked, is_peer_given=described["ip"] is not None)
     ctx.exit(0 if found.status is None else FOUND)
 
 
@@ -176,11 +182,12 @@ def _request(described: Mapping[str, Any], asked: Service) -> Any:
     method, path = described["method"].upper(), unquote(target)
     if not _METHOD.fullmatch(method):
         raise click.UsageError(f"{method!r:.80} is not a method, expected one such as GET")
-    if canonical(described["ip"]) is None:
-        raise click.UsageError(f"{described['ip']!r:.80} is not an address, expected one such as 203.0.113.7")
+    peer = _PEER if described["ip"] is None else described["ip"]
+    if canonical(peer) is None:
+        raise click.UsageError(f"{peer!r:.80} is not an address, expected one such as 203.0.113.7")
     if not path.startswith("/"):
         raise click.UsageError(f"{path!r:.80} is not a path, expected one such as /api/hello")
-    request = asked.request(method, target, described["ip"], headers, described["user"])
+    request = asked.request(method, target, peer, headers, described["user"])
     request.document = document_of(described["body"])
     return request
 
@@ -210,8 +217,12 @@ def _hop(hop: Hop) -> tuple[str, str]:
     return ("a unix socket" if is_socket else hop.address or "-"), hop.why
 
 
-def _print(found: Explanation, asked: Service) -> None:
-    print_table(("From", ""), [_hop(hop) for hop in found.hops])
+def _print(found: Explanation, asked: Service, *, is_peer_given: bool) -> None:
+    hops = [_hop(hop) for hop in found.hops]
+    if not is_peer_given:
+        address, why = hops[0]
+        hops[0] = address, why.replace("the peer", "assumed as the peer, because --ip is not given", 1)
+    print_table(("From", ""), hops)
     caller = "no known caller" if found.caller is None else f"caller {found.caller.id}"
     client = found.counted_as or "a client without an address"
     say("", f"Counted as {client}, {caller}, tier {found.tier}, path {found.path}", "")
@@ -226,7 +237,7 @@ def _print(found: Explanation, asked: Service) -> None:
     else:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
-        print_decision(decision)
+        print_decision(decision, is_charged=True)
     say("", f"{found.status or 'the application answers'}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")

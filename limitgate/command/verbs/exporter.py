@@ -12,6 +12,7 @@ from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import say
 from limitgate.fleet.reader import FleetReader
 from limitgate.internal_errors import logged_errors
+from limitgate.messages.text import extra
 
 
 @click.command("exporter")
@@ -22,12 +23,13 @@ def verb(*, host: str, port: int, **options: Any) -> None:
     """Serve the figures of all processes to Prometheus at /metrics, from the snapshots in the store.
 
     Counters are sums over all processes, including ended ones. The exporter keeps these totals in the store, so they never
-    fall. Needs the extra prometheus.
+    fall.
 
     For example: limitgate exporter --store redis://localhost --host 0.0.0.0
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        with extra("prometheus", "prometheus_client"):
+            from prometheus_client import CollectorRegistry, start_http_server
 
         from limitgate.fleet.exporter import EVERY, FleetCollector
     except ModuleNotFoundError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import socket
 from binascii import Error as Base64Error, a2b_base64
 from typing import Any
 
 import click
 
 from limitgate.command.applications import RULES
+from limitgate.command.listening import listen
 from limitgate.command.opened import timeout_option
 from limitgate.command.output import say
 from limitgate.command.stored import settings_of
@@ -44,7 +44,7 @@ def verb(
     """Serve a page that shows which clients are refused, by which rules, and the health of all processes of a service.
 
     Without --token, only browsers on this machine can open the page. With --token, the browser asks for it as the password; the
-    journal records the user name, which you choose, with every change. Put TLS in front of the page. Needs the extra page.
+    journal records the user name with every change. Put TLS in front of the page.
 
     For example: limitgate page --store redis://localhost --rules config/
     """
@@ -68,7 +68,7 @@ def verb(
     shared: dict[str, Any] = {"rules": rule_set, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
     guard = this_machine if token is None else _named
     app: Any = Page(store, guard=guard, names=names, actions=actions, **shared)
-    listening = _listen(host, port)
+    listening = listen(host, port)
     config = uvicorn.Config(
         app if token is None else _Password(app, token),
         access_log=False,
@@ -79,14 +79,6 @@ def verb(
     )
     say(f"the page of {shown(store)} is at http://{_shown_host(host)}:{listening.getsockname()[1]}/ until you press Ctrl-C")
     uvicorn.Server(config).run(sockets=[listening])
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(found[4][:2], family=found[0])
-    except OSError as error:
-        raise click.UsageError(f"cannot listen on {host}:{port}: {error.strerror}, expected a free port") from error
 
 
 def _shown_host(host: str) -> str:

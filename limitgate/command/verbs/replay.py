@@ -58,14 +58,15 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
     LOG is a file, or "-" for standard input, optionally compressed by gzip: in the common or combined format of Apache, nginx
     and gunicorn, with lines of uvicorn, or with one JSON object per line (time, client, method, path, headers). Prefixes of
-    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late. If the log has whole seconds, the requests
-    of a second are simultaneous.
+    syslog, Docker and Kubernetes are skipped. Lines may be up to two minutes late.
 
     For example: limitgate replay access.log --rules config/ --against new/ --suggest
     """
     asked = service(rules, app)
     tried = None if against is None else rules_named(against)
     opened = Log(log, form)
+    if form is not None:
+        opened.check_format()
     arrivals = Arrivals() if suggest else None
     in_files = rules is not None and not any(map(is_in_python, filter(None, (rules, against)))) and app is None
     sets = [asked.rules, *([] if tried is None else [tried])]
@@ -134,6 +135,7 @@ _Suggestions = dict[str, dict[str, tuple[int, int]]]
 def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
     value = found.figures.as_json(clients)
     value["untimed"], value["of_proxies"] = found.figures.untimed, found.figures.of_proxies
+    value["in_shadow"] = _in_shadow(found.figures)
     value["unaddressed"] = sum([found.figures.requests_by[each] for each in found.figures.unaddressed])
     value["unread"] = [
         {"reason": reason, "lines": number, "first": name_of(line)} for reason, (number, line) in found.figures.unread.items()
@@ -141,6 +143,7 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
     if found.tried is not None:
         value["against"] = {
             **found.tried.as_json(clients),
+            "in_shadow": _in_shadow(found.tried),
             "newly_refused": found.newly_refused,
             "newly_admitted": found.newly_admitted,
         }
@@ -148,6 +151,10 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
         value["suggest"] = {rule: {unit: each[0] for unit, each in units.items()} for rule, units in suggestions.items()}
         value["suggest_almost"] = {rule: {unit: each[1] for unit, each in units.items()} for rule, units in suggestions.items()}
     return value
+
+
+def _in_shadow(figures: Figures) -> dict[str, Any]:
+    return {"requests": figures.in_shadow, "rules": dict(figures.in_shadow_by)}
 
 
 def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
@@ -161,7 +168,8 @@ def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) ->
         say()
         _print_clients(figures, tried, clients)
     if tried is not None:
-        say("", f"{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted")
+        newly = f"{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted"
+        say("", f"{newly}{_shadow(tried.in_shadow)}")
     if suggestions == {}:
         say("", "No rule applies to any of these requests, so there is nothing to suggest.")
     if suggestions:
@@ -183,8 +191,12 @@ def _summary(figures: Figures) -> tuple[str, str]:
     share = figures.refused / figures.requests if figures.requests else 0.0
     return (
         f"{figures.requests:,} requests of {len(figures.requests_by):,} clients{when}{skipped}",
-        f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%})",
+        f"{figures.admitted:,} admitted, {figures.refused:,} refused ({share:.2%}){_shadow(figures.in_shadow)}",
     )
+
+
+def _shadow(number: int) -> str:
+    return f", {number:,} in shadow" if number else ""
 
 
 def _print_unread(figures: Figures) -> None:
@@ -216,9 +228,17 @@ def _print_rules(figures: Figures, tried: Figures | None) -> None:
     every = [figures, *([] if tried is None else [tried])]
     heads = "Rule", "Admitted", "Refused", "Admitted against", "Refused against"
     names = dict.fromkeys(name for each in every for name in each.rules)
-    numbers = {name: [number for each in every for number in each.rules.get(name, (None, None))] for name in names}
-    rows = [(name, *("-" if number is None else f"{number:,}" for number in numbers[name])) for name in names]
+    rows = [(name, *(cell for each in every for cell in _counts(each, name))) for name in names]
     print_table(heads[: 2 * len(every) + 1], rows)
+
+
+def _counts(figures: Figures, name: str) -> tuple[str, str]:
+    if name not in figures.rules:
+        return "-", "-"
+    admitted, refused = figures.rules[name]
+    in_shadow = figures.in_shadow_by[name]
+    marked = f" ({in_shadow:,} in shadow)" if 0 < in_shadow < refused else " in shadow" if in_shadow else ""
+    return f"{admitted:,}", f"{refused:,}{marked}"
 
 
 def _print_clients(figures: Figures, tried: Figures | None, most: int) -> None:

@@ -12,13 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from limitgate.command.applications import RULES
+from limitgate.command.listening import clear_socket, listen
 from limitgate.command.output import logs_from
-from limitgate.errors import ConfigError
+from limitgate.command.stored import settings_of, store_of
 from limitgate.forward.gate import ForwardGate
 from limitgate.forward.served import GRPC
 from limitgate.messages.text import extra
+from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import PREFIX, GateSettings
 
 KEEP_ALIVE_S = 3700
@@ -72,6 +75,8 @@ def verb(  # noqa: PLR0917 - click passes them by name
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
     given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}
+    _check_options({**given, "rules": None})
+    _check_places(host, port, uds, grpc)
     os.environ.update({f"{PREFIX}{name}".upper(): value for name, value in given.items() if value is not None})
     settings = GateSettings()
     if not settings.trusted_proxies:
@@ -106,6 +111,26 @@ def verb(  # noqa: PLR0917 - click passes them by name
         )
 
 
+def _check_options(given: dict[str, Any]) -> None:
+    if opened := store_of(settings_of(None, RuleSet([]), given)):
+        opened.close()
+
+
+def _check_places(host: str, port: int, uds: str | None, grpc: int | None) -> None:
+    # The server would exit with `NO_STORE`.
+    if uds:
+        unused = [f"--{name}" for name in (("port",) if grpc else ("port", "host")) if _is_given(name)]
+        if unused:
+            raise click.UsageError(f"expected either --uds or {unused[0]}, not both")
+        clear_socket(uds)
+    for each in [*([] if uds else [port]), *([] if grpc is None else [grpc])]:
+        listen(host, each).close()
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def _trusted(host: str, uds: str | None) -> str:
     """Return the trusted peers. Only this machine reaches a unix socket or a loopback address."""
     if uds:
@@ -117,7 +142,7 @@ def _check() -> None:
     """Report errors before workers start, because a failed worker is restarted."""
     with logs_from(logging.CRITICAL):
         if not GateSettings().rules:
-            raise ConfigError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
+            raise click.UsageError("no rules are given, expected --rules PATH, or the variable LIMITGATE_RULES")
         ForwardGate(reload=0, observers=())
 
 

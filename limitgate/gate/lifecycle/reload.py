@@ -198,6 +198,7 @@ class Reloader:
             difference = changes(before, rules)
             rules.detach()
             ready = self._ready(rules)
+            ready.planner.check_limits_of(gate.rules.planner)
             if ready.counts is not None:
                 # Cached, so that a scrape doesn't compute it on an event loop.
                 revision(rules)

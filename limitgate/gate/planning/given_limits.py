@@ -14,7 +14,7 @@ from limitgate.http.request import Request
 from limitgate.limits.bucket import Remembered
 from limitgate.limits.limit import Limit
 from limitgate.messages.diagnostics import Diagnosis, OncePerValue
-from limitgate.messages.text import Names, shown
+from limitgate.messages.text import HIDDEN, Names, shown
 from limitgate.rules.options import read_limits
 
 _LONG = 200
@@ -104,6 +104,8 @@ class GivenLimits:
             self._unreadable.log(fault, rule, reason)
             return self._names != "off"
         name = shown("caller", request.caller.id, self._names)
+        if name == HIDDEN:
+            name = f"{name}, whole with names='full'"
         told = self._callers_logged[fault]
         if told < MOST_CALLERS:
             further = "" if told + 1 < MOST_CALLERS else "; further callers with this value are not logged"

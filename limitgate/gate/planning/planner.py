@@ -31,13 +31,13 @@ from limitgate.http.request import Request
 from limitgate.keys import Value, keys_of_client
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
-from limitgate.messages.text import Names, listed
+from limitgate.messages.text import Names, expected_of, listed
 from limitgate.observing.counts import Counts
 from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
 from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import EVERY, Rule, RuleSet, placed_rules
 
 _PATHS, _SHORT = 512, 200
 """Maximum of cached paths, and of characters in a path, because clients choose paths."""
@@ -406,10 +406,25 @@ class Planner:
     def _compiled(self, rule: Rule) -> CompiledRule:
         compiled_rule = self._decorated.get(id(rule))
         if compiled_rule is None:
+            self._check_replaced(rule)
             compiled_rule = self._decorated[id(rule)] = self._compile(rule, "limit")
             self.adapts |= compiled_rule.places is not None
             self._review(rule)
         return compiled_rule
+
+    def check_limits_of(self, before: Planner) -> None:
+        """Raise `ConfigError` if limits in code replace rules that are missing here."""
+        for compiled_rule in tuple(before._decorated.values()):
+            self._check_replaced(compiled_rule.rule)
+
+    def _check_replaced(self, rule: Rule) -> None:
+        if not rule.replaces:
+            return
+        known = {EVERY, *self.names, *[placed.name for placed in placed_rules()]} - {rule.name}
+        for name in rule.replaces:
+            if name not in known:
+                expected = expected_of(name, sorted(known))
+                raise ConfigError(f"limit {rule.name!r}: replaces: there is no rule {name!r}, {expected}")
 
     def _review(self, rule: Rule) -> None:
         if rule.key_asks("api_key") and not self._identities.vouch_for_keys:

@@ -28,6 +28,7 @@ _EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+senti
 _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://user:password@localhost:6379/0"
 _SOCKET_EXPECTED = "expected for example unix:///run/redis.sock?db=0"
 _ENCODED = "(in a user or password % is %25, / is %2F, ? is %3F, # is %23, @ is %40)"
+_FOR_TLS = re.compile("ss|tls|keys")
 _UNEXPANDED = re.compile(r"[${}<>]")
 
 _TIMEOUT = "LimitGate's option timeout limits how long requests wait"
@@ -81,6 +82,8 @@ def scheme_of(url: str) -> str:
         if url[0] in "\"'":
             raise ConfigError("store: the URL has quotes around it, expected none, for example redis://localhost:6379/0")
         near = meant(scheme.strip(), [*SINGLE, *SEVERAL, "memory"]) if mark else None
+        if near and not _FOR_TLS.search(scheme.lower()):
+            near = near.replace("rediss", "redis")
         wrong = f"scheme {scheme[:20]!r} is unknown" if mark else "no scheme"
         raise ConfigError(f"store: {wrong}, {f'did you mean {near}://? ' if near else ''}expected {known}")
     if scheme == "memory" and url != "memory://":

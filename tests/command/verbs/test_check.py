@@ -154,6 +154,9 @@ def test_fine_rules_print_nothing_to_mend(tmp_path: Path) -> None:
     assert check("--json", tmp_path).stderr == check("--format", "github", tmp_path).stderr == line
     assert check("--format", "github", tmp_path).stdout == ""
     assert check("--json", tmp_path).stdout == check("--format", "json", tmp_path).stdout == "[]\n"
+    assert check("--json", "--format", "json", tmp_path).exit_code == 0
+    both = check("--json", "--format", "github", tmp_path)
+    assert (both.exit_code, "expected either --json or --format github, not both" in both.stderr) == (2, True)
 
 
 def test_series_are_counted_for_each_rule_set(tmp_path: Path) -> None:

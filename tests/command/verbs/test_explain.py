@@ -73,6 +73,13 @@ def test_text() -> None:
     assert "no rule limits this request" in run("GET", "/healthz", "--rules", CONFIG).stdout
 
 
+def test_an_assumed_peer_is_told() -> None:
+    """A client that nobody named is not shown as if it were known."""
+    words = "GET", "/healthz", "--rules", CONFIG
+    assert "\n203.0.113.1  assumed as the peer, because --ip is not given; not a trusted proxy" in run(*words).stdout
+    assert "\n203.0.113.1  the peer; not a trusted proxy" in run(*words, "--ip", "203.0.113.1").stdout
+
+
 def test_a_bucket_for_each_route_is_told_of(redis_server: RedisServer) -> None:
     """Without the application it is not that of the service that is looked at. Once for each rule that applies."""
     words = "--rules", CONFIG, "--store", redis_server.url, "--timeout", "10"
@@ -165,8 +172,10 @@ def test_a_live_store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
     for left in (2, 1, 0):
         for _ in range(3):
             assert told(*words)["decision"]["remaining"] == left
+        assert f", {left} of 3 remaining after it\nWith this request:\nRule " in run(*words).stdout
         list(gate(dict(asked), lambda *_: None))
     found = told(*words, status=1)
+    assert "With this request" not in run(*words, status=1).stdout
     assert found["status"] == 429
     assert found["decision"]["allowed"] is False
     assert "Retry-After" in dict(found["headers"])
@@ -229,6 +238,30 @@ def test_the_id_of_a_refusal(redis_server: RedisServer, monkeypatch: pytest.Monk
         assert client.delete(found["key"]) == 1
     (later,) = told("--id", refused.id, "--rules", CONFIG, *refused.store)["found"]
     assert (later["rule"], later["decision"]["allowed"]) == ("login", True)
+    text = run("--id", refused.id, "--rules", CONFIG, *refused.store).stdout
+    assert f"unused: refilled or reset since, or the service has another store or --key-prefix than {refused.prefix}\n" in text
+
+
+def test_an_id_under_another_prefix(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefix is an option, and told where it may be the wrong one."""
+    refused, other = (Refused(redis_server.url, monkeypatch) for _ in range(2))
+    words = "--id", refused.id, "--rules", CONFIG, *refused.store
+    assert f"store, secret or --key-prefix than {other.prefix}\n" in run(*words, status=1).stdout
+    assert "expected the store and --key-prefix of the service" in run(*words, "--key-prefix", "nobodys", status=1).stderr
+    (found,) = told(*words, "--key-prefix", refused.prefix, status=1)["found"]
+    assert (found["rule"], found["decision"]["allowed"]) == ("login", False)
+    asked = "POST", "/login", "--rules", CONFIG, "--ip", "203.0.113.7", *refused.store, "--key-prefix", refused.prefix
+    assert told(*asked, status=1)["status"] == 429
+
+
+def test_options_of_keys() -> None:
+    """Secret and IPv6 prefix, as for the verbs that act on a client."""
+    words = "POST", "/login", "--rules", CONFIG, "--ip", "2001:db8:0:1::1"
+    plain, wide, secret = (run(*words, *options).stdout for options in ((), ("--ipv6-prefix", "48"), ("--secret", SECRET)))
+    assert "Counted as 2001:db8:0:1::/64" in plain
+    assert "Counted as 2001:db8::/48" in wide
+    (of_plain, of_secret) = (re.findall("login: (limitgate:login:.*)", text) for text in (plain, secret))
+    assert of_plain != of_secret
 
 
 def test_an_id_leaves_the_bucket_as_it_is(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

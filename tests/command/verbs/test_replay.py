@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,42 @@ def test_text(log: str, rules: str) -> None:
         "Client       Requests  Refused",
         "203.0.113.7  5         3",
     ]
+
+
+def test_refusals_in_shadow_are_marked(log: str, rules: str, tmp_path: Path) -> None:
+    """Nothing is refused by them, which the summary says, and the row of the rule."""
+    trial = tmp_path / "trial.yaml"
+    trial.write_text("rules: [{name: all, key: [ip], qpm: 4}, {name: trial, key: [ip], qpm: 2, shadow: true}]")
+    lines = run(log, "--rules", str(trial)).splitlines()
+    assert "5 admitted, 1 refused (16.67%), 2 in shadow" in lines
+    assert lines[6:8] == ["all    5         1", "trial  3         2 in shadow"]
+    found = json.loads(run(log, "--rules", str(trial), "--json"))
+    assert found["rules"]["trial"] == {"admitted": 3, "refused": 2}
+    assert found["in_shadow"] == {"requests": 2, "rules": {"trial": 2}}
+    against = json.loads(run(log, "--rules", rules, "--against", str(trial), "--json"))
+    assert (against["in_shadow"]["requests"], against["against"]["in_shadow"]) == (0, found["in_shadow"])
+    assert "0 requests newly refused, 2 newly admitted, 2 in shadow" in run(log, "--rules", rules, "--against", str(trial))
+    assert "in shadow" not in run(log, "--rules", rules)
+
+
+def test_a_name_in_shadow_in_one_tier(tmp_path: Path) -> None:
+    """Refusals of both are in one row, the part in shadow apart; a rule that denies is told in the summary."""
+    folder = tmp_path / "config"
+    folder.mkdir()
+    digest = sha256(b"k").hexdigest()
+    (folder / "a.yaml").write_text("rules: [{name: all, qpm: 1}, {name: shut, path: /shut, deny: true, shadow: true}]")
+    callers = f'callers: [{{id: a, api_key: "sha256:{digest}"}}]'
+    (folder / "b.yaml").write_text(f"tier: b\n{callers}\nrules: [{{name: all, qpm: 1, key: [caller], shadow: true}}]")
+    log = tmp_path / "log"
+    lines = [
+        {"time": 1, "client": "::1", "method": "GET", "path": "/", "headers": headers} for headers in ({}, {"X-API-Key": "k"})
+    ]
+    log.write_text(
+        "".join(f"{json.dumps(line)}\n" for line in [*lines, *lines, {**lines[0], "client": "::5:0:0:0:1", "path": "/shut"}])
+    )
+    text = run(str(log), "--rules", str(folder))
+    assert "4 admitted, 1 refused (20.00%), 2 in shadow" in text
+    assert "\nall   3         2 (1 in shadow)\n" in text
 
 
 def test_the_log_of_uvicorn(rules: str, tmp_path: Path) -> None:
@@ -216,6 +253,7 @@ def test_an_empty_log(tmp_path: Path, rules: str) -> None:
         (["{log}"], 2, "--rules"),
         (["{log}", "--rules", "{rules}", "--processes", "2", "--suggest"], 2, "several processes need a file"),
         (["{rules}", "--rules", "{rules}"], 1, "no line has a request"),
+        (["{log}", "--rules", "{rules}", "--format", "json"], 1, "no line has a request in the format json"),
         (["{log}", "--rules", "{rules}", "--format", "xml"], 2, "combined"),
     ],
 )

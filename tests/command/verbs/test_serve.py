@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
 
+from limitgate.command.group import limitgate
 from tests.support import forks
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, server_process, until
 from tests.support.proxies import missing, on_thread, running
@@ -172,27 +173,40 @@ def test_mistakes_are_told_before_it_serves(rules: Path) -> None:
     status, said = failed(rules, "--rules", str(rules), "--workers", "2")
     assert status == 1
     assert "rule 'all': concurrency: needs the response" in said
-    status, said = failed(rules)
-    assert status == 1
-    assert "expected --rules PATH" in said
 
 
-def test_a_taken_port_is_a_failed_start(rules: Path) -> None:
-    (rules / "default.yaml").write_text(RULES)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        status, said = failed(rules, "--rules", str(rules), "--grpc", port)
-        assert status != 0
-        assert f"gRPC cannot listen at 127.0.0.1:{port}" in said
-        assert failed(rules, "--rules", str(rules), "--port", port)[0] != 0
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "expected --rules PATH"),
+        (("--store", "foo://"), "store: scheme 'foo' is unknown, expected memory://, redis://"),
+        (("--reload", "x"), "reload: expected seconds"),
+        (("--trusted-proxy", "x"), "trusted_proxies[0]: 'x' is not an address"),
+        (("--port", "TAKEN"), "cannot listen on 127.0.0.1:"),
+        (("--port", "0", "--grpc", "TAKEN"), "cannot listen on 127.0.0.1:"),
+        (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
+        (("--uds", "/no/such/folder/gate.sock"), "cannot listen on /no/such/folder/gate.sock: No such file"),
+        (("--uds", __file__), "cannot listen on"),
+        (("--uds", "/tmp/" + "x" * 200), "AF_UNIX path too long"),
+        (("--uds", "gate.sock", "--port", "80"), "expected either --uds or --port, not both"),
+        (("--uds", "gate.sock", "--host", "::1"), "expected either --uds or --host, not both"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_usage(words: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 2 before the server starts, whose status would be that of a store that does not answer."""
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = [word.replace("TAKEN", str(taken.getsockname()[1])) for word in words]
+        result = CliRunner().invoke(limitgate, ["serve", *given])
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+    assert "LIMITGATE_STORE" not in result.stderr
 
 
-def test_missing_extras_are_named(rules: Path) -> None:
-    for package, options, extra in (("uvicorn", (), "serve"), ("grpc", ("--grpc", "9383"), "envoy")):
-        program = f"import sys; sys.modules[{package!r}] = None; from limitgate.command import main; main()"
-        command = [sys.executable, "-c", program, "serve", "--rules", str(rules), *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_PATIENCE, check=False)
-        assert done.returncode == 2
-        assert f"limitgate[{extra}]" in done.stderr
+def test_the_socket_of_an_ended_process_is_replaced(rules: Path) -> None:
+    """SIGKILL, and SIGTERM under some servers, leave it."""
+    uds = str(rules.parent / "gate.sock")
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(uds)
+    with serving(rules, "--uds", uds, workers=2) as served, contextlib.closing(connected(served, uds)) as connection:
+        assert got(connection, "/healthz") == (200, "ok\n")

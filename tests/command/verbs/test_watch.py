@@ -172,6 +172,8 @@ def test_counts_are_shown_with_their_error(fleet: Fleet) -> None:
     shown = fleet.run("top").stdout
     assert "26 to 30 times" in shown
     assert "under rule api of tier vip" in shown
+    fleet.write(snapshot(1, rules=[rule(entry(1, 1))]))
+    assert fleet.run("top").stdout.splitlines()[0].endswith(", 1 time")
 
 
 def test_hostile_names_are_printed_safely(fleet: Fleet) -> None:

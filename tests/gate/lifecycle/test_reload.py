@@ -23,7 +23,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 
 from limitgate import (
     AsyncRedisStore,
@@ -34,6 +34,7 @@ from limitgate import (
     RedisStore,
     Rule,
     ausage,
+    limit,
     load_rules,
     testing,
 )
@@ -245,6 +246,19 @@ def test_what_cannot_be_used_is_refused(
     assert gate.rules is before
     assert (gate.loads.ok, gate.loads.rejected, gate.loads.was_ok) == (1, 1, False)
     assert site.statuses(3) == [200, 200, 429]
+
+
+def test_a_rule_that_a_limit_in_code_replaces_stays(config: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise each request of that view would fail."""
+    endpoint = limit("3/minute", name="mine", replaces=["r0"])(lambda _: PlainTextResponse("hello"))
+    app = LimitGate(Starlette(routes=[Route("/", endpoint)]), rules=config, reload=NEVER, store=MemoryStore(Clock()))
+    assert asyncio.run(asgi_reply(app)).status == 200
+    (config / "default.yaml").write_text("rules: [{name: other, qpm: 1}]")
+    look(app.gate)
+    (line,) = told(caplog, logging.ERROR)
+    assert "LG034" in line
+    assert "limit 'mine': replaces: there is no rule 'r0', expected one of " in line
+    assert asyncio.run(asgi_reply(app)).status == 200
 
 
 @pytest.mark.parametrize("gone", ["file", "folder"])

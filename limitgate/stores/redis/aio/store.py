@@ -11,6 +11,7 @@ from typing import Any, overload
 
 from redis.asyncio.connection import ConnectionPool
 
+from limitgate.errors import called_as
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
@@ -112,6 +113,7 @@ class AsyncRedisStore(RedisStoreBase, Remade):
     measures_silence = takes_plain = True
     """Readings and errors report silence."""
 
+    @called_as("AsyncRedisStore('redis://localhost:6379/0'), whose URL has other options")
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: AsyncGivesLogin | None = None) -> None:
         super().__init__(local_refusals=local_refusals)
         self.scheme: str = scheme_of(url)

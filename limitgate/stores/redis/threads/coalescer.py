@@ -1,8 +1,7 @@
 """Group commit: threads that ask Redis at the same time share a script call.
 
-The first thread is the leader and calls at once. Others wait; then the thread with the most time left leads the next call. With
-32 threads this saves 30 % CPU in this process and half of it in Redis. Only time in which the leader listens counts for
-timeouts. If the leader hangs elsewhere, such as in a log handler, others wait `HANGS` more seconds.
+The first thread is the leader and calls at once. Others wait; then the thread with the most time left leads the next call. Only
+time in which the leader listens counts for timeouts. If the leader hangs elsewhere, others wait `HANGS` more seconds.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from weakref import ref
 
 from redis.connection import ConnectionPool
 
-from limitgate.errors import ConfigError, StoreError
+from limitgate.errors import ConfigError, StoreError, called_as
 from limitgate.internal_errors import logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import AnyAnswer, AnyPlan, AnyReading, PlainSpend
@@ -54,6 +54,7 @@ class RedisStore(RedisStoreBase, Remade):
     measures_silence = takes_plain = True
     """Readings and errors report silence."""
 
+    @called_as("RedisStore('redis://localhost:6379/0'), whose URL has other options")
     def __init__(self, url: str, *, local_refusals: bool = True, credentials: GivesLogin | None = None) -> None:
         check_patches()
         super().__init__(local_refusals=local_refusals)

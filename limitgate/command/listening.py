@@ -1,0 +1,35 @@
+"""Where a verb listens."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises `click.UsageError`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(found[4][:2], family=found[0])
+    except OSError as error:
+        raise click.UsageError(f"cannot listen on {host}:{port}: {error.strerror}, expected a free port") from error
+
+
+def clear_socket(path: str) -> None:
+    """Remove the unix socket of an ended process. Raises `click.UsageError`."""
+    place = Path(path)
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            if place.is_socket():
+                with suppress(ConnectionRefusedError):
+                    probe.connect(path)
+                    return
+            else:
+                probe.bind(path)
+            place.unlink()
+        except OSError as error:
+            why = error.strerror or error
+            raise click.UsageError(f"cannot listen on {path}: {why}, expected a short path in a folder that exists") from error
