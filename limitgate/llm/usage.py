@@ -103,8 +103,8 @@ def _numbers_in(usage: object) -> tuple[int | None, int | None]:
 
 
 def _tokens(value: Any) -> int:
-    if type(value) is float and value >= 0:
-        return math.ceil(min(value, MOST_TOKENS))
+    if type(value) is float and (value.is_integer() or value == math.inf):
+        return int(min(value, MOST_TOKENS))
     return value if type(value) is int else -1
 
 

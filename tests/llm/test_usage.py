@@ -56,13 +56,13 @@ REPORTS: list[tuple[str, Any, Usage | None]] = [
     ("embeddings", {"prompt_tokens": 9, "total_tokens": 9}, Usage(9, 0)),
     ("embeddings, no total", {"prompt_tokens": 9}, Usage(9, 0)),
     ("nothing", {"prompt_tokens": 0, "completion_tokens": 0}, Usage(0, 0)),
-    ("decimals", {"prompt_tokens": 9.0, "completion_tokens": 4.2}, Usage(9, 5)),
+    ("decimals", {"prompt_tokens": 9.0, "completion_tokens": 5e0}, Usage(9, 5)),
     ("no input", {"completion_tokens": 5}, None),
     ("empty", {}, None),
     *[
         (f"{name} {value}", {"prompt_tokens": 9, "completion_tokens": 5, name: value}, None)
         for name in ("prompt_tokens", "completion_tokens", "total_tokens")
-        for value in (-1, -0.5, True, "5", [5], {}, math.nan)
+        for value in (-1, -1.0, 5.5, True, "5", [5], {}, math.nan, -math.inf)
     ],
     *[(repr(value), value, None) for value in (None, 5, "5", [], [{"prompt_tokens": 9}], True)],
 ]
