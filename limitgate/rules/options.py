@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
 from limitgate.errors import ConfigError, called_as
 from limitgate.http.body import pointer
 from limitgate.http.request import Request
-from limitgate.limits.bucket import Priority
+from limitgate.limits.bucket import LONGEST_PREFIX, Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
 from limitgate.messages.text import expected_of, listed, meant
 from limitgate.overload.options import Adaptive
@@ -25,7 +25,6 @@ from limitgate.process.callables import accepts, is_async
 MOST_REFUSALS = 10_000
 HIGHEST_GROWTH = 100.0
 LONGEST_S = 366 * 86_400.0
-LONGEST_PREFIX = 64
 _DAY_S = 86_400.0
 _MISSING = object()
 _EXAMPLE = "{after: 20, within: 10m, for: 1h, growing: 2, most: 24h}"

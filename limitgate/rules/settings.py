@@ -33,7 +33,7 @@ from limitgate.limits.bucket import LONGEST_PREFIX
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
-from limitgate.rules.options import LONGEST_PREFIX, OnError, check_header, check_secret, check_takes_request, each_is
+from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request, each_is
 
 PREFIX = "LIMITGATE_"
 ENV_FILE = f"{PREFIX}ENV_FILE"
