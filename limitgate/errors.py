@@ -235,6 +235,13 @@ class StoreError(LimitGateError):
         return StoreError(str(self), self.fault, is_unwritable=self.is_unwritable)
 
 
+def check_switches(**switches: object) -> None:
+    """Raise `ConfigError` for a value that is no bool, because the text ``"no"`` is true."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r:.40}, expected True or False")
+
+
 def called_as(example: str, **instead: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Add an example to a function's `TypeError` for wrong arguments. ``instead`` has other examples by argument."""
 

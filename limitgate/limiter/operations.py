@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from limitgate.errors import ConfigError, StoreError
+from limitgate.errors import ConfigError, StoreError, check_switches
 from limitgate.gate.admission import Receipt, Turn
 from limitgate.gate.flow import ConfigFlow, Flow
 from limitgate.limiter.bookings import Bookings
@@ -234,6 +234,7 @@ class Operations(Remade):
     ) -> ConfigFlow[Configuration]:
         if not limits:
             raise TypeError("no limits given, expected at least one, for example '100/second'")
+        check_switches(per_process=per_process, replace=replace)
         key, text = self._plans.config_key(name), encode(limits, per_process=per_process, kinds=kinds)
         stored: StoredConfig = yield ConfigRequest(key, text, None if replace else 0), self._timeout
         return self._note(name, stored)

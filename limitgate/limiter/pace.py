@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any, Generic, Self, TypeVar, cast
 
 from limitgate.algorithms import ALGORITHMS, gcra
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, check_switches
 from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import Decision, RateLimited
 from limitgate.limits.limit import Limit, as_limit
@@ -30,6 +30,7 @@ class Spacing(Generic[T]):
     def __init__(self, limits: tuple[Limit | str | Configured, ...], cost: int | Callable[[T], int], *, even: bool) -> None:
         self._limits = tuple([each if isinstance(each, Configured) else as_limit(each) for each in limits])
         self._cost = cost if callable(cost) else check_cost(cost)
+        check_switches(even=even)
         self._even = even
         for limit in self._limits:
             _check(limit, even=even)

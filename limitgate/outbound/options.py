@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypedDict, TypeGuard, get_args
 
 from limitgate.algorithms.sliding_log import MAX_ENTRIES
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, check_switches
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.messages.text import expected_of
 from limitgate.observing.exporter import Observer
@@ -61,9 +61,7 @@ class CheckedOptions(NamedTuple):
             raise ConfigError(f"on_error is {on_error!r:.80}, expected one of {', '.join(get_args(OnError))}")
         if timeout is not None and not _is_seconds(timeout):
             raise ConfigError(f"timeout is {timeout!r:.40}, expected seconds of at least 0, or None for no bound")
-        for switch in ("strict", "throttle"):
-            if not isinstance(given.get(switch, False), bool):
-                raise ConfigError(f"{switch} is {given[switch]!r:.40}, expected True or False")
+        check_switches(**{name: given[name] for name in ("strict", "throttle") if name in given})
         return cls(
             timeout=math.inf if timeout is None else float(timeout),
             on_error=on_error,

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
-from limitgate.errors import ConfigError, StoreError
+from limitgate.errors import ConfigError, StoreError, check_switches
 from limitgate.exchange.base import EXCHANGE, Exchange
 from limitgate.fleet.reader import FleetReader, reader_of
 from limitgate.gate.flow import ConfigFlow
@@ -85,8 +85,7 @@ class Site:
             )
         if names not in ("masked", "full", "off"):
             raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
-        if not isinstance(actions, bool):
-            raise ConfigError(f"actions is {actions!r:.80}, expected True or False")
+        check_switches(actions=actions)
         given = {"key_prefix": key_prefix, "secret": secret}
         self.settings: GateSettings = GateSettings(**{name: value for name, value in given.items() if value is not None})
         self.guard = guard

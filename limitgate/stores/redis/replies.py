@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any
 from weakref import WeakSet
 
-from limitgate.errors import StoreError, StoreFault
+from limitgate.errors import StoreError, StoreFault, check_switches
 from limitgate.internal_errors import OwnError, internal_error, logged_errors
 from limitgate.limits.plan import Plan, Reading
 from limitgate.limits.template import OF_ANY, AnyAnswer, AnyPlan, AnyReading, PlainRefund, ScriptVariant
@@ -80,6 +80,7 @@ class RedisStoreBase:
     """Charges on cluster nodes whose refund failed. They drain."""
 
     def __init__(self, *, local_refusals: bool = True, clock: Callable[[], float] = monotonic) -> None:
+        check_switches(local_refusals=local_refusals)
         self.deny_cache = DenyCache() if local_refusals else None
         self.leases: Leases = Leases()
         self._bans = KnownBans()
