@@ -12,7 +12,17 @@ from types import GeneratorType
 from typing import Any, ClassVar, NoReturn, Unpack
 
 from limitgate.errors import ConfigError, StoreError, called_as
-from limitgate.exchange.application import Around, Denials, Message, RaisingApp, Receive, Send, denials, denials_by
+from limitgate.exchange.application import (
+    Around,
+    Denials,
+    Message,
+    RaisingApp,
+    Receive,
+    Send,
+    denials,
+    denials_by,
+    takes_arguments,
+)
 from limitgate.exchange.asgi import ASGIExchange, ReceiveBuffer, inner_scope, show_outside
 from limitgate.exchange.base import EXCHANGE, OUTCOME, PASSED, Exchange, admission_around
 from limitgate.exchange.in_flight import ASGIExchangeInFlight, turn_shed_away, turn_shed_away_here, watch_upload
@@ -28,7 +38,7 @@ from limitgate.routes import Routes
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.starlette import asgi_routes, is_inside_starlette
 from limitgate.rules import decorators
-from limitgate.rules.options import accepts, check_is_plain, check_refuses
+from limitgate.rules.options import check_is_plain, check_refuses
 from limitgate.stores import open_store, open_sync_store
 
 log: logging.Logger = logging.getLogger("limitgate")
@@ -64,7 +74,7 @@ class LimitGate(Around):
                 "this is a Flask application, expected limitgate.flask.LimitGate(app), or LimitGateWSGI around it"
             )
         try:
-            if accepts(app, 2) and not accepts(app, 3):
+            if takes_arguments(app, 2, instead_of=3):
                 raise ConfigError(f"{_name_of(app)} has the parameters of a WSGI application, expected LimitGateWSGI around it")  # noqa: TRY301
             built = build_gate(self.routes_of(app), open_store, **options)
             check_refuses(built.on_denied, "scope", "receive", "send")
@@ -303,7 +313,7 @@ class LimitGateWSGI(Around):
         self.note_entrances(app)
         self.options: WSGIOptions = options
         _check_is_application(app, self.PUT_AROUND)
-        if accepts(app, 3) and not accepts(app, 2):
+        if takes_arguments(app, 3, instead_of=2):
             error = ConfigError(
                 f"{_name_of(app)} has the parameters of an ASGI application, expected app.add_middleware(LimitGate, rules=...)"
             )

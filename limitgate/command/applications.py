@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import click
 
 from limitgate.errors import LimitGateError
+from limitgate.process.callables import accepts
 from limitgate.routes import starlette
 from limitgate.routes.overview import Listed
 from limitgate.rules.files import load_rules, rules_of
-from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet
 
 EXPECTED = "expected MODULE:APP such as shop.main:app, or a factory such as shop.main:create_app"

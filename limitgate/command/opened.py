@@ -1,11 +1,11 @@
-"""Options and store of a verb. Imports the service only if ``--app`` or rules are given, so that ``status`` starts fast."""
+"""Options and store of a verb. Imports the service and its settings only if needed, so that ``status`` starts fast."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -14,15 +14,17 @@ from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import Budget, measures_silence, run
 from limitgate.gate.journal import Journal
+from limitgate.limits.bucket import LONGEST_PREFIX
 from limitgate.limits.limit import as_seconds
-from limitgate.rules.rule import Rule, RuleSet
-from limitgate.rules.settings import Settings
+from limitgate.messages.text import Names
 from limitgate.stores.base import SyncConfigStore
 
 if TYPE_CHECKING:
     from limitgate.command.service import Service
     from limitgate.limiter.limiter import Limiter
     from limitgate.limiter.rule_bucket import BucketParts, RuleBucket, RuleBucketOperations
+    from limitgate.rules.rule import Rule
+    from limitgate.rules.settings import Settings
 
 Options = Mapping[str, Any]
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -69,14 +71,28 @@ def decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:
 
 
 class Opened:
-    def __init__(self, store: SyncConfigStore, settings: Settings, timeout: float, named: Service | None) -> None:
+    def __init__(
+        self,
+        store: SyncConfigStore,
+        key_prefix: str,
+        timeout: float,
+        settings: Callable[[], Settings],
+        named: Service | None = None,
+    ) -> None:
         self.service = named
-        self.names = settings.names
-        self._settings = settings
+        self._get_settings = settings
         self.store: SyncConfigStore = store
-        self.key_prefix: str = settings.key_prefix
+        self.key_prefix: str = key_prefix
         self.timeout: float = timeout
-        self.journal: Journal = Journal(store, settings.key_prefix, timeout)
+        self.journal: Journal = Journal(store, key_prefix, timeout)
+
+    @cached_property
+    def _settings(self) -> Settings:
+        return self._get_settings()
+
+    @property
+    def names(self) -> Names:
+        return self._settings.names
 
     @cached_property
     def limiter(self) -> Limiter:
@@ -123,13 +139,34 @@ def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
         rules = os.environ.get("LIMITGATE_RULES")
     chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
     named = _service(rules, options["app"], chosen) if rules or options["app"] else None
-    settings = settings_of(None, RuleSet([]), chosen) if named is None else named.settings
-    if "store" not in settings.model_fields_set:
-        raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
-    store = store_of(settings)
+    where = _chosen_place(chosen) if named is None else None
+    get_settings = partial(_settings, named, chosen)
+    if where is None:
+        settings = get_settings()
+        if "store" not in settings.model_fields_set:
+            raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
+        where = settings.store, settings.key_prefix
+    store = store_of(where[0])
     if store is None:
         raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
     try:
-        yield Opened(store, settings, options["timeout"], named)
+        yield Opened(store, where[1], options["timeout"], get_settings, named)
     finally:
         store.close()
+
+
+def _settings(named: Service | None, chosen: dict[str, Any]) -> Settings:
+    if named is not None:
+        return named.settings
+    from limitgate.rules.rule import RuleSet
+
+    return settings_of(None, RuleSet([]), chosen)
+
+
+def _chosen_place(chosen: Options) -> tuple[str, str] | None:
+    """Return store and key prefix if reading them needs no `Settings`, whose import takes longer than ``status``."""
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    chosen = {name: variables.get(f"LIMITGATE_{name}".upper()) if given is None else given for name, given in chosen.items()}
+    store, key_prefix = chosen["store"], chosen["key_prefix"] or "limitgate"
+    is_valid = chosen["key_prefix"] != "" and len(key_prefix) <= LONGEST_PREFIX and not variables.get("LIMITGATE_ENV_FILE")
+    return (store, key_prefix) if store and is_valid else None

@@ -62,7 +62,7 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     secret = settings.secret_bytes
-    opened = store_of(settings)
+    opened = store_of(settings.store)
     if opened is None and not secret and "store" not in settings.model_fields_set:
         raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
     with nullcontext() if opened is None else closing(opened):

@@ -33,13 +33,13 @@ from limitgate.command.output import say
 from limitgate.command.stored import settings_of
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.process.callables import accepts
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.overview import Listed
 from limitgate.routes.starlette import asgi_routes
 from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
-from limitgate.rules.options import accepts
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import Settings
 

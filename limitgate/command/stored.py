@@ -11,8 +11,6 @@ import click
 
 from limitgate.errors import ConfigError
 from limitgate.limits.plan import Plan, Reading
-from limitgate.rules.rule import RuleSet
-from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, open_sync_store
 from limitgate.stores.base import (
     AsyncConfigStore,
@@ -26,10 +24,14 @@ from limitgate.stores.base import (
 
 if TYPE_CHECKING:
     from limitgate.command.applications import GateAround
+    from limitgate.rules.rule import RuleSet
+    from limitgate.rules.settings import GateSettings
 
 
 def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
     """Return the options: from the command line, then the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
+    from limitgate.rules.settings import GateSettings
+
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
     try:
@@ -74,10 +76,10 @@ class _BlockingStore:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
-def store_of(settings: Settings) -> SyncConfigStore | None:
-    """Return a service's store; None if it is in the memory of other processes. Raises `click.UsageError`."""
+def store_of(given: object) -> SyncConfigStore | None:
+    """Return the store of a service's option; None if it is in the memory of other processes. Raises `click.UsageError`."""
     try:
-        store: Any = open_sync_store(settings.store) if isinstance(settings.store, str) else settings.store
+        store: Any = open_sync_store(given) if isinstance(given, str) else given
     except (ConfigError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     if isinstance(store, MemoryStore):

@@ -24,8 +24,8 @@ from limitgate.limits.decision import Decision, RateLimited, Window
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import lacking
 from limitgate.process import switch
+from limitgate.process.callables import accepts, is_async
 from limitgate.routes import ERRORS, STATUS, application_behind, handler_of_refusals
-from limitgate.rules.options import is_async
 from limitgate.stores import AsyncStore, SyncStore
 
 
@@ -103,6 +103,10 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def takes_arguments(app: Callable[..., Any], count: int, *, instead_of: int) -> bool:
+    return accepts(app, count) and not accepts(app, instead_of)
 
 
 class Denials(NamedTuple):

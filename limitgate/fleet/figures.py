@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from limitgate.fleet.sketch import Top, merge
-from limitgate.fleet.snapshot import STEP, STEPS, RuleState, Snapshot
+from limitgate.fleet.snapshot import STEP, STEPS, RuleState, Snapshot, read_limits
 from limitgate.gate.journal import Ban
 
 MOST_WHO = 20
@@ -156,7 +156,7 @@ def _rules(living: Iterable[Snapshot], now: float) -> list[dict[str, Any]]:
             "refused": sum([each.refused for each in states]),
             "would_refuse": sum([each.would_refuse or 0 for each in states]),
             "utilization": max([each.utilization for each in states]),
-            "limits": next((list(each.limits) for each in states if each.limits), []),
+            "limits": next((read_limits(each.limits) for each in states if each.limits), []),
             "most_refused": _listed([each.refusals for each in states], states, 1),
             "most_used": _listed([each.used for each in states], states, 0),
         }

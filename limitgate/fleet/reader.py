@@ -36,12 +36,19 @@ BESIDES_FRESH = 4.0
 class FleetReader:
     """Reads the fleet of one store and key prefix. Use `reader_of`, which shares readers.
 
-    ``timeout`` is in seconds per call, ``clock`` returns Unix seconds.
+    ``timeout`` is in seconds per call, ``clock`` returns Unix seconds. If ``brief``, the figures have no rules and no history.
     """
 
     def __init__(
-        self, store: Any, key_prefix: str = "limitgate", *, timeout: float = 2.0, clock: Callable[[], float] = time.time
+        self,
+        store: Any,
+        key_prefix: str = "limitgate",
+        *,
+        timeout: float = 2.0,
+        clock: Callable[[], float] = time.time,
+        brief: bool = False,
     ) -> None:
+        self._brief = brief
         self._store = store
         self._key_prefix = key_prefix
         self._key = fleet_key(key_prefix)
@@ -130,7 +137,7 @@ class FleetReader:
         unreadable: list[str] = []
         for packed in stored.snapshots:
             try:
-                snapshot = decode(packed) if packed else _too_long()
+                snapshot = decode(packed, brief=self._brief) if packed else _too_long()
             except UnreadableError as error:
                 unreadable.append(str(error))
             else:

@@ -171,11 +171,10 @@ def merge(tops: Iterable[Top], most: int | None = None) -> Top:
             else:
                 known[0] += count - each.floor
                 known[1] += error - each.floor
-                if since - known[3] > PAUSE:
+                if since - known[3] > PAUSE or (since < known[2] and known[2] - last <= PAUSE):
                     known[2] = since
-                elif known[2] - last <= PAUSE:
-                    known[2] = min(known[2], since)
-                known[3] = max(known[3], last)
+                if last > known[3]:  # noqa: PLR1730 - faster than `max`
+                    known[3] = last
     ranked = sorted(found, key=lambda key: (found[key][1] - found[key][0], -found[key][0]))
     entries = []
     for key in ranked[:most]:

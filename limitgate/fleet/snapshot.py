@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from operator import gt
 from typing import Any, TypeVar
 
@@ -51,7 +51,8 @@ class RuleState:
     used: Top = NOBODY
     refusals: Top = NOBODY
     names: Mapping[str, str] = field(default_factory=dict)
-    limits: Sequence[Mapping[str, str]] = ()
+    limits: Sequence[Any] = ()
+    """Texts by label. In a decoded snapshot, they are as received, see `read_limits`."""
     rates: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
     """Used and refused requests per second of the busiest keys."""
     would_refuse: int | None = None
@@ -192,11 +193,12 @@ def _plain_rules(rules: Sequence[RuleState], most: int) -> dict[str, Any]:
     }
 
 
+_NO_RATES: tuple[Mapping[str, float], Mapping[str, float]] = {}, {}
 _DAMAGE = zlib.error, ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError, StopIteration
 
 
-def decode(packed: bytes) -> Snapshot:
-    """Read a snapshot. Raises `UnreadableError`, whatever the bytes are."""
+def decode(packed: bytes, *, brief: bool = False) -> Snapshot:
+    """Read a snapshot, if ``brief`` without rules and history. Raises `UnreadableError`, whatever the bytes are."""
     if not packed.startswith(b"LG"):
         raise UnreadableError("it is not a snapshot")
     if not packed.startswith(_HEAD):
@@ -207,13 +209,13 @@ def decode(packed: bytes) -> Snapshot:
         unpacking = zlib.decompressobj()
         text = unpacking.decompress(packed[len(_HEAD) :], _MOST_JSON)
         if unpacking.eof:
-            return _snapshot(json.loads(text))
+            return _snapshot(json.loads(text), brief=brief)
     except _DAMAGE as error:
         raise UnreadableError(f"it is damaged ({type(error).__name__})") from error
     raise UnreadableError("it is cut off or too long")
 
 
-def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
+def _snapshot(kept: Mapping[str, Any], *, brief: bool) -> Snapshot:
     up, latency, breaker, scheme = kept["st"]
     is_loaded, loaded_at, load_error = kept["l"]
     error, error_at = kept["e"]
@@ -232,14 +234,14 @@ def _snapshot(kept: Mapping[str, Any]) -> Snapshot:
         load=LoadState(bool(is_loaded), _number(loaded_at), None if load_error is None else _text(load_error, 500)),
         last_error=None if error is None else _text(error, 500),
         last_error_at=None if error_at is None else _number(error_at),
-        rules=_rules(kept),
+        rules=() if brief else _rules(kept),
         adaptive=_each(kept["a"][:MOST_RULES], lambda each: (_text(each[0]), _text(each[1]), _whole(each[2]), _whole(each[3]))),
         counters=_listed(kept["c"]),
         gauges=_listed(kept["g"]),
         ended=bool(kept["x"]),
         names=_text(kept["n"]),
         rates=(_number(kept["w"][0]), _number(kept["w"][1])),
-        history=_history(kept["y"][-STEPS - 1 :]),
+        history=() if brief else _history(kept["y"][-STEPS - 1 :]),
         process=_text(kept.get("j", ""), 32),
     )
 
@@ -262,40 +264,45 @@ def read_values(received: Iterable[Any]) -> list[Value]:
     return _each(received, _value)
 
 
+def read_limits(received: Sequence[Any]) -> list[Mapping[str, str]]:
+    """Read the limits of a rule; skip damaged ones."""
+    return _each(received[:64], lambda limit: {_text(label): _text(value) for label, value in limit.items()})
+
+
 def _rules(kept: Mapping[str, Any]) -> list[RuleState]:
-    digests, told = kept["d"], [_text(each) for each in kept["m"]]
+    digests, told = kept["d"], _texts(kept["m"])
     if not _DIGESTS.fullmatch("".join(digests)):
         raise ValueError("a key is not a digest")
     keys = [digests[place] for place in _wholes(kept["z"][0])]
     hits, errors, since, last = map(_wholes, kept["z"][1:])
     if any(map(gt, errors, hits)):
         raise ValueError("an error is above its count")
-    entries = list(map(Entry, keys, hits, errors, since, last))
-    names = [told[place] for place in _wholes(kept["u"])]
+    entries = list(map(Entry._make, zip(keys, hits, errors, since, last)))
+    # A digest stands for the same client in each rule.
+    names = {key: name for key, place in zip(keys, _wholes(kept["u"])) if (name := told[place])}
     moving, tenths = map(_wholes, kept.get("b", ([], [])))
     shadows = {_whole(place): _whole(count) for place, count in kept.get("sh", ())}
     rules = kept["k"][:MOST_RULES]
+    labels = _texts([label for rule in rules for label in rule[:2]])
     numbers = iter(_wholes([number for rule in rules for number in (*rule[2:4], *chain.from_iterable(rule[5]))]))
     found, at = [], 0
-    for place, (name, tier, _, _, utilization, _, limits) in enumerate(rules):
-        admitted, refused = next(numbers), next(numbers)
-        tops, rates = list[Top](), list[Mapping[str, float]]()
-        first = at
-        for _ in range(2):
-            floor, size = next(numbers), next(numbers)
-            end = at + size
-            tops.append(Top(entries[at:end], floor))
-            part = slice(bisect_left(moving, at), bisect_left(moving, end)) if moving else slice(0)
-            rates.append({keys[entry]: rate / 10 for entry, rate in zip(moving[part], tenths[part])})
-            at = end
-        used, refusals = tops
-        known = dict(zip(keys[first:at], names[first:at]))
-        written = [{_text(label): _text(value) for label, value in limit.items()} for limit in limits[:64]]
+    for place, (_, _, _, _, utilization, _, limits) in enumerate(rules):
+        admitted, refused, floor, size, other_floor, other_size = islice(numbers, 6)
+        middle, end = at + size, at + size + other_size
+        used, refusals = Top(entries[at:middle], floor), Top(entries[middle:end], other_floor)
+        rates = _NO_RATES
+        if moving:
+            rates = _rates(keys, moving, tenths, at, middle), _rates(keys, moving, tenths, middle, end)
+        at = end
         counts = admitted, refused, max(0.0, _number(utilization))
-        state = RuleState(_text(name), _text(tier), *counts, used, refusals, known, written, (rates[0], rates[1]))
-        state.would_refuse = shadows.get(place)
-        found.append(state)
+        name, tier = labels[2 * place : 2 * place + 2]
+        found.append(RuleState(name, tier, *counts, used, refusals, names, _listed(limits), rates, shadows.get(place)))
     return found
+
+
+def _rates(keys: Sequence[str], moving: Sequence[int], tenths: Sequence[int], begin: int, end: int) -> Mapping[str, float]:
+    part = slice(bisect_left(moving, begin), bisect_left(moving, end))
+    return {keys[entry]: rate / 10 for entry, rate in zip(moving[part], tenths[part])}
 
 
 def _wholes(column: Any) -> Sequence[int]:
@@ -317,6 +324,12 @@ def _each(kept: Iterable[Any], read: Callable[[Any], T]) -> list[T]:
         with suppress(TypeError, ValueError, LookupError, AttributeError, OverflowError):
             found.append(read(each))
     return found
+
+
+def _texts(column: Any) -> Sequence[str]:
+    if not isinstance(column, list) or not set(map(type, column)) <= {str}:
+        raise TypeError(f"{column!r:.80} are not texts")
+    return [_harmless(each[: 2 * LONGEST_NAME], LONGEST_NAME) for each in column]
 
 
 def _text(value: Any, longest: int = LONGEST_NAME) -> str:

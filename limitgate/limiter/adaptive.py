@@ -22,9 +22,9 @@ from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingTa
 from limitgate.overload.lag import Heartbeats, LagGuard
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
 from limitgate.process import switch
+from limitgate.process.callables import is_async
 from limitgate.process.clock import asyncio_loop, monotonic
 from limitgate.process.forking import Unpicklable
-from limitgate.rules.options import is_async
 from limitgate.rules.rule import MAX_DELAY
 
 P = ParamSpec("P")

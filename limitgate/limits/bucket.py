@@ -17,6 +17,8 @@ from limitgate.algorithms.base import Algorithm, Load
 from limitgate.errors import ConfigError
 from limitgate.limits.limit import Limit, as_limit, check_months
 
+LONGEST_PREFIX = 64
+"""Characters of a ``key_prefix``."""
 MAX_WINDOWS = 64
 """Maximum of windows, because each request checks all of them, also in Redis."""
 

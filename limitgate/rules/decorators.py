@@ -22,13 +22,13 @@ from limitgate.errors import ConfigError
 from limitgate.limits.limit import limit_of_rule
 from limitgate.limits.plan import NO_COST, own_cost
 from limitgate.process import switch
+from limitgate.process.callables import is_async
 from limitgate.rules.options import (
     AnyLimit,
     LimitOptions,
     check_names,
     check_takes_request,
     gives_limits,
-    is_async,
     show_options,
 )
 from limitgate.rules.rule import DEFAULTS, Rule

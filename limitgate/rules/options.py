@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
-from inspect import Parameter, Signature, isclass, iscoroutinefunction, isroutine, signature
+from inspect import Parameter, Signature, isclass, signature
 from typing import Annotated, Any, Literal, TypedDict, TypeGuard, TypeVar
 
 from pydantic import AfterValidator, BaseModel, PlainValidator, model_validator
@@ -20,6 +20,7 @@ from limitgate.limits.bucket import Priority
 from limitgate.limits.limit import Duration, Limit, limit_of_rule, seconds_of
 from limitgate.messages.text import expected_of
 from limitgate.overload.options import Adaptive
+from limitgate.process.callables import accepts, is_async
 
 MOST_REFUSALS = 10_000
 HIGHEST_GROWTH = 100.0
@@ -239,22 +240,6 @@ def each_is(check: Callable[[Any], object]) -> AfterValidator:
 
 def gives_limits(value: object) -> TypeGuard[LimitsBy]:
     return callable(value) and not isclass(value)
-
-
-def is_async(function: object) -> bool:
-    call = None if isclass(function) else getattr(function, "__call__", None)  # noqa: B004 - a class has that of its objects
-    return iscoroutinefunction(function) or iscoroutinefunction(call)
-
-
-def accepts(function: Callable[..., Any], count: int) -> bool:
-    """True if a function accepts ``count`` arguments, or has no readable signature."""
-    try:
-        signature(function if isroutine(function) else getattr(function, "__call__")).bind(*[None] * count)  # noqa: B004, B009
-    except (AttributeError, TypeError):
-        return False
-    except ValueError:  # some functions in C
-        return True
-    return True
 
 
 def check_takes_request(function: Function) -> Function:

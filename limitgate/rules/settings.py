@@ -29,6 +29,7 @@ from limitgate.errors import ConfigError
 from limitgate.http.body import BODY_LIMIT
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import FIELDS, Style, renamed_styles
+from limitgate.limits.bucket import LONGEST_PREFIX
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
@@ -161,7 +162,7 @@ class Settings(BaseSettings):
     """Buckets per minute that a client may open with invented keys, in each process; 0: unlimited."""
     body_limit: Annotated[WholeNumber, Field(ge=1, le=1_048_576)] = BODY_LIMIT
     """Longest body that rules may read, in bytes. Larger ones get 413."""
-    key_prefix: Annotated[str, Field(min_length=1, max_length=64)] = "limitgate"
+    key_prefix: Annotated[str, Field(min_length=1, max_length=LONGEST_PREFIX)] = "limitgate"
     """Prefix of every key in the store."""
     require_store: bool = False
     """Fail at startup if the store does not answer within 5 seconds."""

@@ -212,6 +212,37 @@ def test_rules_without_tests_are_checked_without_a_gate(tmp_path: Path) -> None:
     assert result.stdout.endswith("\nset()\n")
 
 
+@pytest.mark.parametrize("verb", ["status", "top"])
+def test_verbs_on_a_store_start_without_settings(verb: str) -> None:
+    """Nor pydantic, which makes them, nor what shows a live view: half of the time in which they start."""
+    words = [verb, "--store", "redis://127.0.0.1:1"]
+    code = f"import sys; from limitgate.command.group import limitgate; limitgate({words}, standalone_mode=False)"
+    code += "; print({'pydantic', 'rich', 'limitgate.rules', 'limitgate.gate.gate'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "cannot reach Redis" in result.stderr
+    assert result.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words", "told"),
+    [
+        ({"LIMITGATE_KEY_PREFIX": "x" * 65}, ["--store", "redis://127.0.0.1:1"], "at most 64 characters"),
+        ({}, ["--store", "redis://127.0.0.1:1", "--key-prefix", ""], "expected text that is not empty"),
+        ({"limitgate_store": "redis://127.0.0.1:1"}, [], "cannot reach Redis"),
+        ({"LIMITGATE_ENV_FILE": "service.env"}, [], "cannot reach Redis"),
+        ({"LIMITGATE_ENV_FILE": "other.env"}, ["--store", "redis://127.0.0.1:1"], "'other.env' is not a file"),
+        ({}, [], "Missing option '--store'"),
+    ],
+)
+def test_where_a_verb_finds_store_and_prefix(
+    variables: dict[str, str], words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LIMITGATE_STORE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "service.env").write_text("LIMITGATE_STORE=redis://127.0.0.1:1")
+    assert told in CliRunner().invoke(group.limitgate, ["status", *words], env=variables).stderr
+
+
 def test_a_misspelt_verb_is_told_with_the_one_that_is() -> None:
     result = CliRunner().invoke(group.limitgate, ["chek", "config/"])
     assert (result.exit_code, "No such command 'chek', did you mean 'check'?" in result.stderr) == (2, True)

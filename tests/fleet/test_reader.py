@@ -327,3 +327,22 @@ def test_whether_a_store_can_be_written_to_may_be_unknown(own_redis: RedisServer
         found = FleetReader(store).read()["store"]
         assert (found["up"], found["writes"], found["error"]) == (True, None, None)
     store.close()
+
+
+def test_a_brief_reading_has_the_processes() -> None:
+    """As ``status`` shows them, without what it doesn't."""
+    store = written(snapshot(1, rules=[rule(entry(1, 9))], history=[(int(time.time() // STEP) - 3, 10, 4)]))
+    whole, brief = [FleetReader(store, brief=each).read() for each in (False, True)]
+    left_out = {"rules", "history", "headline", "at", "store"}
+    same = [{name: value for name, value in each.items() if name not in left_out} for each in (whole, brief)]
+    for each in same:
+        each["processes"][0].pop("clock_ahead")
+    assert same[0] == same[1]
+    assert (whole["rules"] != [], brief["rules"], brief["headline"]) == (True, [], None)
+    assert not sum(each["refused"] for each in brief["history"])
+
+
+def test_limits_that_are_none_are_left_out() -> None:
+    """A foreign snapshot may have anything there."""
+    found = figures(snapshot(1, rules=[rule(entry(1, 9), limits=[None, {"limit": 5}, {"limit": "5/second"}])]))
+    assert found["rules"][0]["limits"] == [{"limit": "5/second"}]

@@ -183,7 +183,7 @@ def _review(rules: RuleSet | None, report: _Report) -> None:
 
 def _servers(settings: Settings, timeout: float, report: _Report) -> list[ServerFacts]:
     try:
-        store = store_of(settings)
+        store = store_of(settings.store)
     except click.UsageError as error:
         report.add("store", "error", error.message)
         return []

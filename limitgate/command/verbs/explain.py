@@ -100,7 +100,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
         return
     if logs:
         raise click.UsageError("--log needs --id, expected both")
-    opened: SyncStore | None = store_of(asked.settings)
+    opened: SyncStore | None = store_of(asked.settings.store)
     if opened is None and store is None:
         say("limitgate: no store is given, so every bucket counts as full; pass --store URL of the service", err=True)
     try:

@@ -16,14 +16,15 @@ from limitgate.fleet.figures import Figures
 from limitgate.fleet.reader import FleetReader
 
 
-def _reader(opened: Opened) -> FleetReader:
-    return FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout)
+def _reader(opened: Opened, *, brief: bool) -> FleetReader:
+    return FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout, brief=brief)
 
 
 def _read(reader: FleetReader) -> Figures:
-    # Half of the time that a thousand processes take would go into looking for garbage.
+    # Half of the time that a thousand processes take would go into looking for garbage, also at the end.
     gc.disable()
     figures = reader.read()
+    gc.freeze()
     gc.enable()
     if not figures["store"]["up"]:
         raise StoreError(figures["store"]["error"], "connection")
@@ -54,7 +55,7 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
     For example: limitgate status --store redis://localhost
     """
     with on_store(options) as opened:
-        reader = _reader(opened)
+        reader = _reader(opened, brief=not as_json)
         figures = _read(reader)
         if _is_live(once=once, as_json=as_json):
             _show_live(opened, reader, "status")
@@ -81,7 +82,7 @@ def top(*, once: bool, as_json: bool, **options: Any) -> None:
     For example: limitgate top --store redis://localhost
     """
     with on_store(options) as opened:
-        reader = _reader(opened)
+        reader = _reader(opened, brief=False)
         figures = _read(reader)
         if _is_live(once=once, as_json=as_json):
             _show_live(opened, reader, "top")

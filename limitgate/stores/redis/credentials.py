@@ -19,9 +19,9 @@ from weakref import WeakKeyDictionary
 from limitgate.errors import ConfigError
 from limitgate.internal_errors import place_in
 from limitgate.process import background
+from limitgate.process.callables import accepts, is_async
 from limitgate.process.clock import begin, monotonic, wait_within
 from limitgate.process.forking import reset_in_children
-from limitgate.rules.options import accepts, is_async
 from limitgate.stores.redis.errors import CredentialsError, is_no_room
 
 Given = tuple[str | None, str] | tuple[str | None, str, float]

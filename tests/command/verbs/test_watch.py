@@ -191,7 +191,7 @@ def test_snapshots_that_cannot_be_read_are_told(fleet: Fleet) -> None:
 
 
 def opened(fleet: Fleet) -> Opened:
-    return Opened(fleet.store, GateSettings(rules=[], store=fleet.url, key_prefix=fleet.prefix), PATIENCE, None)
+    return Opened(fleet.store, fleet.prefix, PATIENCE, GateSettings)
 
 
 def test_keys_change_a_client_after_a_question(fleet: Fleet) -> None:
