@@ -174,6 +174,28 @@ def test_counts_are_shown_with_their_error(fleet: Fleet) -> None:
     assert "under rule api of tier vip" in shown
 
 
+@pytest.mark.parametrize(
+    ("since", "shown"),
+    [
+        (60, r"since [\d:]{8} UTC \(1 min.*\), 30 times"),
+        (3600, r".*, 30 times in the last 5 to 10 minutes"),
+        (2e5, r"since [\d-]{10} [\d:]{5} UTC .*"),
+    ],
+)
+def test_a_client_may_be_refused_for_longer_than_counts_last(fleet: Fleet, since: float, shown: str) -> None:
+    """The first line says what the count covers, and the day if it was another."""
+    fleet.write(snapshot(1, rules=[rule(entry(1, 30, since=since))]))
+    assert re.fullmatch(rf"ip=1 is refused under rule api {shown}", fleet.run("top").stdout.splitlines()[0])
+
+
+def test_top_says_what_counts_cover(fleet: Fleet) -> None:
+    """Those of clients some minutes, those of rules the life of each process."""
+    fleet.write(snapshot(1, rules=refused()))
+    shown = fleet.run("top").stdout
+    titles = ("Rules (since each process started)", "Refused most (last 5 to 10 minutes)", "Used most (last 5 to 10 minutes)")
+    assert all(f"{each}\n" in shown for each in titles)
+
+
 def test_hostile_names_are_printed_safely(fleet: Fleet) -> None:
     """No control character, mark of direction or command of CI reaches a terminal; nor do rich's own marks."""
     names = {f"{1:032x}": "\x1b]0;title\x07\u202ex [red]y[/red] ##[error]z"}
