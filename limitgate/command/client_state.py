@@ -26,6 +26,7 @@ from limitgate.http.request import Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
+from limitgate.routes import doubt_about_bucket
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -357,14 +358,8 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
 
 
 def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if the service knows its routes, because it then has other buckets."""
-    pattern = rule.paths[0]
-    if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
-        say(
-            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which a service uses only if its "
-            f"routes are unknown; expected {expected}",
-            err=True,
-        )
+    if (doubt := doubt_about_bucket(rule)) is not None:
+        say(f"{doubt}; expected {expected}", err=True)
 
 
 def header_of(text: str) -> tuple[str, str]:

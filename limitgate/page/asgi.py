@@ -40,9 +40,9 @@ class Page:
 
     ``store`` is the service's, or its URL. ``guard`` takes a `limitgate.Request` and returns the viewer's name, or None for a
     403; it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions``, the page can ban,
-    pardon and reset clients; the journal records the viewer's name. ``rules`` are for explanations and actions; by default
-    those of the `LimitGate` around the page, or ``LIMITGATE_RULES``. ``key_prefix`` and ``secret`` are the service's,
-    ``timeout`` is in seconds per store call. Raises `ConfigError` for invalid options.
+    pardon and reset clients; the journal records the viewer's name. ``rules``, ``key_prefix`` and ``secret`` are by default
+    those of the `LimitGate` around the page, or ``LIMITGATE_*``. ``timeout`` is in seconds per store call. Raises `ConfigError`
+    for invalid options.
     """
 
     @called_as("Page(store, guard=...): options have names")
