@@ -21,6 +21,7 @@ from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
 from limitgate.gate.journal import Ban
+from limitgate.http.client_ip import canonical
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
@@ -138,6 +139,12 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
     reset, ban, pardon = partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key)
+    if canonical(key) is not None:
+        say(
+            "limitgate: this is the key of a Limiter; for a client of a rule, expected --rules PATH (or --app MODULE:APP), "
+            "--rule NAME and --ip ADDRESS",
+            err=True,
+        )
     bucket = SimpleNamespace(peek=peek, reset=reset, ban=ban, pardon=pardon)
     return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], bucket)
 
