@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -80,7 +81,8 @@ def notes(figures: Figures) -> list[str]:
     found = []
     store = figures["store"]
     if not store["up"]:
-        found.append(f"the store does not answer: {store['error']}")
+        known = f"; last known at {_clock(figures['at'], time.time())}" if figures["processes"] else ""
+        found.append(f"the store does not answer: {store['error']}{known}")
     elif store["writes"] is False:
         found.append(f"the store refuses writes, so limits are not kept there: {store['error']}")
     if figures["unreadable"]:

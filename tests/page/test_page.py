@@ -15,7 +15,8 @@ import pytest
 from example_app import main, wsgi as example_wsgi
 from limitgate import ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
-from limitgate.gate.journal import Journal
+from limitgate.gate.flow import run
+from limitgate.gate.journal import Journal, JournalFlows
 from limitgate.page import Page, PageWSGI, this_machine
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.support.doors import Reply, asgi_reply, until, wsgi_reply
@@ -226,6 +227,16 @@ def test_names_are_shown_as_the_page_is_told(door: Door, store: MemoryStore, nam
     found = door.ask(door.page(store, names=names), "/figures").json()
     shown = {found["headline"]["who"], found["rules"][0]["most_refused"][0]["who"]}
     assert shown == {who or f"#{digest('ip=203.0.113.7 x=john')[:8]}"}
+
+
+def test_routes_are_shown_in_full(door: Door, store: MemoryStore) -> None:
+    """As the commands show them: a route, a method and a tier name no client."""
+    name = "path=/api/items/{id} method=GET tier=vip ip=203.0.113.7"
+    write(store, snapshot(rules=[rule(refused=[(name, 9)])]))
+    run(store, JournalFlows("limitgate", 5).noting("ban", f"api {name}", ["k"], None, 60, bans=True, by="ann"))
+    found = door.ask(door.page(store), "/figures").json()
+    shown = name.replace("203.0.113.7", "20….7")
+    assert (found["headline"]["who"], found["bans"][0]["key"]) == (shown, f"api {shown}")
 
 
 def test_hostile_names_are_text(door: Door, store: MemoryStore) -> None:
