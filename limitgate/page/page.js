@@ -113,7 +113,7 @@ function chart(id, history, part, now) {
 }
 
 const numbers = part => [
-  {title: "Until (UTC)", text: step => moment(step.at + step.seconds)},
+  {title: "Until", text: step => moment(step.at + step.seconds)},
   {title: "Per second", kind: "number", text: step => rate(step[part] / step.seconds)},
   {title: "In 30 s", kind: "number", text: step => whole(step[part])},
 ];
@@ -137,7 +137,7 @@ const tables = {
     {title: "Rule", kind: "short", text: called},
     {title: "Refused", kind: "number", text: entry => entry.error ? `${whole(entry.count - entry.error)} to ${whole(entry.count)}` : whole(entry.count)},
     {title: "Per second", kind: "number minor", text: entry => rate(entry.per_second)},
-    {title: "Since (UTC)", kind: "number", text: entry => moment(entry.since)},
+    {title: "Since", kind: "number", text: entry => moment(entry.since)},
     ...acts("ban", "reset"),
   ]),
   processes: new Table("processes", "Processes by revision, those that differ first", [
@@ -169,8 +169,8 @@ function show(figures, at = Date.now()) {
   const {store} = figures, admitted = Math.max(0, figures.requests_per_second - figures.refused_per_second);
   $("store").classList.toggle("bad", !store.up || store.writes === false || figures.processes_down > 0);
   document.querySelector("main").classList.toggle("stale", !store.up);
-  say("store", !store.up ? `${kept} does not answer: ${store.error || "no reason given"}. Processes that get no answer either go by on_error: `
-      + "open, the default, admits all requests, local limits each process by itself, closed answers 503."
+  say("store", !store.up ? `${kept} does not answer: ${(store.error || "no reason given").replace(/\.$/, "")}. If a process gets no answer, on_error `
+      + "applies: open, the default, admits all requests; local counts in each process alone; closed answers 503."
     : store.writes === false ? `${kept} answers but refuses to write, so limits are not kept there: ${store.error}.`
     : `${kept} answers${store.latency === null ? "" : ` in ${rate(store.latency * 1000)} ms`}`
       + (figures.processes_down ? `, but not to ${many(figures.processes_down, "process", "processes")}.` : "."));
