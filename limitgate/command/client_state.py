@@ -314,7 +314,6 @@ def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]
 
 
 def target_of(text: str) -> tuple[str, str | None]:
-    """Split a URL or path into the target and the host, if any."""
     scheme, mark, rest = text.partition("://")
     if not (mark and scheme.isalpha()):
         return text.partition("#")[0], None
@@ -330,7 +329,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Return the rule's template for a path. Raise an error for a request's path, because services count by template."""
+    """Raise an error for a request's path, because services count by template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]

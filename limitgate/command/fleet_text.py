@@ -143,7 +143,7 @@ _CLIENTS = "", "Client", "Rule", "Count", "Per second", "Since"
 
 
 def clients_of(figures: Figures, kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return clients with their rules: recent ones first, then by count."""
+    """Recent ones first, then by count."""
     found = [(rule, each) for rule in figures["rules"] for each in rule[kind]]
     return sorted(found, key=lambda each: (figures["at"] - each[1]["last"] > 30, each[1]["error"] - each[1]["count"]))
 

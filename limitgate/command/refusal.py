@@ -117,7 +117,7 @@ def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[Refusa
 
 
 def _check_time(text: str, at: float) -> None:
-    """Check the time. A typing error usually makes it implausible."""
+    """A typing error usually makes it implausible."""
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(

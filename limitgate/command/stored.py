@@ -77,7 +77,7 @@ class _BlockingStore:
 
 
 def store_of(given: object) -> SyncConfigStore | None:
-    """Return the store of a service's option; None if it is in the memory of other processes. Raises `click.UsageError`."""
+    """None if the store is in the memory of other processes. Raises `click.UsageError`."""
     try:
         store: Any = open_sync_store(given) if isinstance(given, str) else given
     except (ConfigError, ValueError) as error:

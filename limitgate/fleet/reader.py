@@ -174,7 +174,7 @@ _readers: WeakKeyDictionary[Any, dict[str, FleetReader]] = WeakKeyDictionary()
 
 
 def reader_of(store: Any, key_prefix: str = "limitgate", *, timeout: float = 2.0) -> FleetReader:
-    """Return the shared reader of a store. Raises `TypeError` for a store without snapshots."""
+    """Raises `TypeError` for a store without snapshots."""
     if not isinstance(store, SyncFleetStore | AsyncFleetStore):
         raise TypeError(f"a {type(store).__name__} cannot keep snapshots, expected a MemoryStore or a store on Redis")
     readers = _readers.setdefault(store, {})

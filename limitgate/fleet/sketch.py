@@ -54,7 +54,7 @@ class Sketch:
     )
 
     def __init__(self, size: int = SIZE, cells: int = CELLS, runs: Runs = ({}, {})) -> None:
-        """``runs`` are those of the previous period, which may go on."""
+        """``runs`` are those of the previous period."""
         self.size: int = size
         self._runs_before = runs
         self.total: int = 0
@@ -91,7 +91,7 @@ class Sketch:
         return max(self._filter) if self._cells else min(self._counts.values(), default=0)
 
     def add(self, counts: Mapping[str, int], now: float, first: Mapping[str, float] = _UNKNOWN) -> None:
-        """Add hits until ``now``. ``first`` has the times of the first of them, if known."""
+        """``first`` has the times of first hits, if known."""
         known, last, cells = self._counts, self._last, self._cells
         self.total += sum(counts.values())
         fill, floor = self._filter, self._floor
@@ -141,7 +141,7 @@ class Sketch:
         self._put(key, count, before, now, first)
 
     def _least(self) -> str:
-        """Return a name with the lowest count. One search finds all of them, because a flood replaces many."""
+        """One search finds all names with the lowest count, because a flood replaces many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -208,7 +208,7 @@ def merge(tops: Iterable[Top], most: int | None = None) -> Top:
 
 
 def _last_run(entries: list[Entry]) -> tuple[float, float]:
-    """Return the beginning and the end of the last hits without a pause."""
+    """Return the beginning and the end of the latest run."""
     latest, *earlier = sorted(entries, key=attrgetter("last"), reverse=True)
     since = latest.since
     for each in earlier:

@@ -217,7 +217,6 @@ class _Pending:
         self.refusals.clear()
 
     def count(self, before: float, now: float) -> None:
-        """Count at a Unix time what came since the time ``before``."""
         readings, others = _taken(self.readings), _taken(self.others)
         if readings and self._defers:
             self._count_many("admitted", Counter([reading.source for reading in readings]))
@@ -240,7 +239,7 @@ class _Pending:
 
 
 def _add(sketch: RecentSketch, hits: Sequence[tuple[str, int | None]], before: float, now: float) -> None:
-    """Add hits with the store's clock, which may differ from that of this process."""
+    """The store's clock may differ from that of this process."""
     first = {key: min(max(at / 1e6, before), now) for key, at in reversed(hits) if at is not None}
     sketch.add(Counter([key for key, _ in hits]), now, first)
 
@@ -303,7 +302,6 @@ class Queue:
             self.is_known = tally.wanted.isdisjoint if tally.wanted else None
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
-        """Name the client of an admission if needed. Count a queue that is too long."""
         tally = self.tally
         if tally.at_first is not None:
             begin, tally.at_first = tally.at_first, None

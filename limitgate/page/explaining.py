@@ -73,7 +73,6 @@ class Known(NamedTuple):
         return (_wsgi_request if self.is_wsgi else _asgi_request)(method, path, address, headers)
 
     def doubts(self, found: Explanation) -> dict[str, str]:
-        """Return doubts about the buckets of rules, by name."""
         if self.gate is not None or not isinstance(self.routes, NoRoutes):
             return {}
         applying = {rule.name for rule in found.rules if rule.applies}
@@ -81,7 +80,6 @@ class Known(NamedTuple):
         return {name: doubt for name, doubt in doubts if doubt is not None}
 
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
-        """Return the charges of a rule's buckets with this ``digest``."""
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
         return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
 
@@ -96,7 +94,7 @@ def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
-    """Explain a request or an id. Raises `ConfigError`, `StoreError`, or `ValueError` for an empty query."""
+    """Raises `ConfigError`, `StoreError`, or `ValueError` for an empty query."""
     if len(query) > _LONGEST:
         raise ConfigError(f"the question has more than {_LONGEST} characters, expected fewer")
     text = query.get("id", "").strip()

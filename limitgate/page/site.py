@@ -108,7 +108,6 @@ class Site:
         self._has_gate = False
 
     def _follow(self, settings: Settings) -> None:
-        """Take the options of a service, except those given."""
         own = {name: getattr(self.settings, name) for name in (*self._given, "rules")}
         self.settings = settings.model_copy(update=own)
 
@@ -132,7 +131,7 @@ class Site:
         return request.path.strip("/")
 
     def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
-        """Return a refusal or the document, without the store. None for other routes."""
+        """None for routes that need the store."""
         if who is None:
             return error(403, "you may not look at this page")
         refused = self._refused(request, route)
