@@ -363,9 +363,12 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
     return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
 
 
-def tell_of_routes(rule: Rule, expected: str) -> None:
-    if (doubt := doubt_about_bucket(rule)) is not None:
+def tell_of_routes(rule: Rule, expected: str) -> bool:
+    """True if the bucket is a guess."""
+    doubt = doubt_about_bucket(rule)
+    if doubt is not None:
         say(f"{doubt}; expected {expected}", err=True)
+    return doubt is not None
 
 
 def header_of(text: str) -> tuple[str, str]:

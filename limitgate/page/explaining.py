@@ -178,7 +178,7 @@ def _wsgi_request(method: str, path: str, address: str, headers: Headers) -> Req
 
 def _request_in_words(found: Explanation, method: str, path: str, doubts: Mapping[str, str]) -> dict[str, Any]:
     decision = found.decision
-    unused = _unused(decision) & doubts.keys() if decision is not None and decision.allowed else set()
+    unused = found.unused & doubts.keys()
     who = f"caller {found.caller.id}" if found.caller else found.counted_as or "a client without an address"
     words = [f"{method} {printable(path)} counts as {printable(who)} of tier {found.tier}."]
     if decision is None:
@@ -192,12 +192,6 @@ def _request_in_words(found: Explanation, method: str, path: str, doubts: Mappin
         "windows": [] if decision is None else _windows([each for each in decision.windows if each.rule not in unused]),
         "allowed": None if unused else found.status is None,
     }
-
-
-def _unused(decision: Decision) -> set[str | None]:
-    """Return rules whose buckets have no other usage than this request."""
-    used = {each.charge.rule for each in decision.standings for window in each.windows() if window.used > each.charge.cost}
-    return {each.charge.rule for each in decision.standings} - used
 
 
 def _decided(decision: Decision) -> str:
