@@ -124,7 +124,7 @@ class Tally:
         return clients
 
     def note(self, clients: Clients, key: str, name: Name, admission: Any, now: int | None, *, is_refused: bool) -> None:
-        """``now`` is the store's clock in Unix µs, if it answered."""
+        """``now`` is the store's clock in Unix µs."""
         if clients.wants(key):
             clients.find_name(key, name, admission)
         self._others.append((clients.refused if is_refused else clients.used, key, now))
