@@ -65,8 +65,9 @@ def serving(rules: Path, *options: str, workers: int = 1, **environment: str) ->
         yield Served(url, log)
 
 
-def test_rules_are_a_path() -> None:
+def test_rules_are_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker reads them again, so it can't take them from an application; the help says so."""
+    monkeypatch.setenv("LIMITGATE_RULES", "set by the command, so restored here")
     helped = CliRunner().invoke(limitgate, ["serve", "--help"]).output
     assert "--rules PATH" in helped
     assert "MODULE" not in helped
