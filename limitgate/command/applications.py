@@ -147,7 +147,7 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of any application, or none if it doesn't list them. Raises `click.UsageError`."""
+    """Empty if the application doesn't list its routes. Raises `click.UsageError`."""
     with failing("the routes of the application", "", READABLE):
         if any(map(is_of_django, inwards(app))):
             from limitgate.routes.django import routes_of as routes_of_django
@@ -171,7 +171,7 @@ class GateAround(NamedTuple):
 
 
 def gates(app: Any) -> Iterator[GateAround]:
-    """Yield the gates around an application, outermost first. Raises `click.UsageError`."""
+    """Outermost first. Raises `click.UsageError`."""
     with failing("the application", "", READABLE):
         yield from _gates(app)
 
@@ -199,7 +199,7 @@ RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application
 
 
 def rules_named(name: str) -> RuleSet:
-    """Return the rules in a path or in ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
+    """Raises `ConfigError` and `click.UsageError`."""
     if not is_in_python(name):
         return load_rules(name)
     found = application(name)

@@ -21,11 +21,13 @@ from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import path_reason
 from limitgate.gate.journal import Ban
+from limitgate.http.client_ip import canonical
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
+from limitgate.routes import doubt_about_bucket
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.options import check_part
@@ -137,6 +139,12 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
         raise click.UsageError(str(error)) from error
     peek = partial(limiter.peek, key, *limits) if limits else partial(limiter.banned, key)
     reset, ban, pardon = partial(limiter.reset, key, *limits), partial(limiter.ban, key), partial(limiter.pardon, key)
+    if canonical(key) is not None:
+        say(
+            "limitgate: this is the key of a Limiter; for a client of a rule, expected --rules PATH (or --app MODULE:APP), "
+            "--rule NAME and --ip ADDRESS",
+            err=True,
+        )
     bucket = SimpleNamespace(peek=peek, reset=reset, ban=ban, pardon=pardon)
     return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], bucket)
 
@@ -305,7 +313,6 @@ def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]
 
 
 def target_of(text: str) -> tuple[str, str | None]:
-    """Split a URL or path into the target and the host, if any."""
     scheme, mark, rest = text.partition("://")
     if not (mark and scheme.isalpha()):
         return text.partition("#")[0], None
@@ -321,7 +328,7 @@ def _check_is_for(rule: Rule, target: str) -> None:
 
 
 def _template_of(rule: Rule, path: str) -> str:
-    """Return the rule's template for a path. Raise an error for a request's path, because services count by template."""
+    """Raise an error for a request's path, because services count by template."""
     if path in rule.paths or _PLACEHOLDERS & set(path):
         return path
     target = target_of(path)[0].partition("?")[0]
@@ -355,15 +362,12 @@ def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
     return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
 
 
-def tell_of_routes(rule: Rule, expected: str) -> None:
-    """Warn if the service knows its routes, because it then has other buckets."""
-    pattern = rule.paths[0]
-    if any("path" in check_part(part) for part in rule.key) and set("*{") & set(pattern):
-        say(
-            f"rule {rule.name} has a bucket for each route: this is that of {pattern}, which a service uses only if its "
-            f"routes are unknown; expected {expected}",
-            err=True,
-        )
+def tell_of_routes(rule: Rule, expected: str) -> bool:
+    """True if the bucket is a guess."""
+    doubt = doubt_about_bucket(rule)
+    if doubt is not None:
+        say(f"{doubt}; expected {expected}", err=True)
+    return doubt is not None
 
 
 def header_of(text: str) -> tuple[str, str]:

@@ -132,7 +132,7 @@ class Screen:
 
 
 def change(opened: Opened, action: str, name: str, bucket: Any) -> str:
-    """Ask, then change a client's state. Return what was done. Raises `click.Abort` for no."""
+    """Return what was done. Raises `click.Abort` for no."""
     if action == "ban":
         text = click.prompt(f"Ban {printable(name)} for (such as 10m, 1h)", default="10m", err=True)
         try:

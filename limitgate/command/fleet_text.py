@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from typing import Any
 
 from limitgate.command.output import seconds
 from limitgate.fleet.figures import Figures
+from limitgate.fleet.sketch import counts_from
 
 SHOWN = 9
 """Clients selectable by a key."""
@@ -79,7 +81,8 @@ def notes(figures: Figures) -> list[str]:
     found = []
     store = figures["store"]
     if not store["up"]:
-        found.append(f"the store does not answer: {store['error']}")
+        known = f"; last known at {_clock(figures['at'], time.time())}" if figures["processes"] else ""
+        found.append(f"the store does not answer: {store['error']}{known}")
     elif store["writes"] is False:
         found.append(f"the store refuses writes, so limits are not kept there: {store['error']}")
     if figures["unreadable"]:
@@ -88,6 +91,8 @@ def notes(figures: Figures) -> list[str]:
     return found
 
 
+_PERIOD = "5 to 10 minutes"
+_DAY = 86_400.0
 _NOT_ONE = "no client is being refused"
 
 
@@ -99,18 +104,19 @@ def headline(figures: Figures) -> str:
         return _NOT_ONE
     rate = f" {most['per_second']:,.1f} times/s" if most["per_second"] else ""
     tier = "" if most["tier"] == "default" else f" of tier {most['tier']}"
-    times = "time" if most["count"] == 1 else "times"
+    now, times = figures["at"], "time" if most["count"] == 1 else "times"
+    period = f" in the last {_PERIOD}" if most["since"] < counts_from(now) else ""
     does, rule = ("would be refused", "shadow rule") if most["shadow"] else ("is refused", "rule")
     found = (
-        f"{most['who']} {does}{rate} under {rule} {most['rule']}{tier} since {_clock(most['since'])} "
-        f"({seconds(max(1.0, round(figures['at'] - most['since'])))}), {_count(most)} {times}"
+        f"{most['who']} {does}{rate} under {rule} {most['rule']}{tier} since {_clock(most['since'], now)} "
+        f"({seconds(max(1.0, round(now - most['since'])))}), {_count(most)} {times}{period}"
     )
     return f"{_NOT_ONE}; {found}" if most["shadow"] else found
 
 
-def _clock(at: float) -> str:
+def _clock(at: float, now: float) -> str:
     with suppress(OverflowError, OSError, ValueError):
-        return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+        return f"{datetime.fromtimestamp(at, UTC):{'%H:%M:%S' if now - at < _DAY else '%Y-%m-%d %H:%M'}} UTC"
     return "?"
 
 
@@ -137,12 +143,14 @@ _CLIENTS = "", "Client", "Rule", "Count", "Per second", "Since"
 
 
 def clients_of(figures: Figures, kind: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return clients with their rules: recent ones first, then by count."""
+    """Recent ones first, then by count."""
     found = [(rule, each) for rule in figures["rules"] for each in rule[kind]]
     return sorted(found, key=lambda each: (figures["at"] - each[1]["last"] > 30, each[1]["error"] - each[1]["count"]))
 
 
-def _client_rows(clients: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], first: int) -> list[tuple[str, ...]]:
+def _client_rows(
+    clients: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], first: int, now: float
+) -> list[tuple[str, ...]]:
     return [
         (
             str(place) if place <= SHOWN else "",
@@ -150,7 +158,7 @@ def _client_rows(clients: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
             _called(rule),
             _count(each),
             f"{each['per_second']:,.1f}",
-            _clock(each["since"]),
+            _clock(each["since"], now),
         )
         for place, (rule, each) in enumerate(clients, first)
     ]
@@ -162,13 +170,13 @@ def _called(rule: Mapping[str, Any]) -> str:
 
 
 def top_tables(figures: Figures, refused: int, used: int) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    yield "Rules", _RULES, _rule_rows(figures)
+    yield "Rules (since each process started)", _RULES, _rule_rows(figures)
     clients = clients_of(figures, "most_refused")[:refused]
     if clients:
-        yield "Refused most (last 5 to 10 minutes)", _CLIENTS, _client_rows(clients, 1)
+        yield f"Refused most (last {_PERIOD})", _CLIENTS, _client_rows(clients, 1, figures["at"])
     using = clients_of(figures, "most_used")[:used]
     if using:
-        yield "Used most (last 5 to 10 minutes)", _CLIENTS, _client_rows(using, len(clients) + 1)
+        yield f"Used most (last {_PERIOD})", _CLIENTS, _client_rows(using, len(clients) + 1, figures["at"])
     if figures["bans"]:
         heads = "Client", "Ends in", "By", "Reason"
         bans = figures["bans"][:used]

@@ -109,7 +109,7 @@ class Opened:
         return Limiter(self.store, timeout=self.timeout, key_prefix=self.key_prefix, secret=secret)
 
     def bucket(self, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
-        """Return the bucket that the service uses for one client. Raises `ConfigError`."""
+        """Raises `ConfigError`."""
         from limitgate.limiter.rule_bucket import rule_bucket
 
         settings = self._settings

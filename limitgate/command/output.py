@@ -34,7 +34,7 @@ NO_READER = 141
 
 
 def write(text: str, *, err: bool = False) -> None:
-    """Write a line. Raises `click.ClickException`, for example on a full disk."""
+    """Raises `click.ClickException`, for example on a full disk."""
     try:
         click.echo(text, err=err)
     except BrokenPipeError:
@@ -44,12 +44,12 @@ def write(text: str, *, err: bool = False) -> None:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines. Escape control characters and CI commands, because names may contain them."""
+    """Escape control characters and CI commands, because names may contain them."""
     write("\n".join(map(printable, lines)), err=err)
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value. Infinite numbers become ``null``; control characters and CI commands are escaped."""
+    """Infinite numbers become ``null``; control characters and CI commands are escaped."""
     text = _as_json(value, None)
     # Indenting takes long.
     if len(text) < _LONG:

@@ -113,7 +113,7 @@ class Service:
         return self.settings.on_denied is not None or any(handler_of_refusals(each) is not None for each in handlers)
 
     def request(self, method: str, target: str, peer: str | None, headers: Lines = (), user: str | None = None) -> Request:
-        """Return a request without body. ``target`` is the raw path, with an optional query."""
+        """``target`` is the raw path, with an optional query."""
         request = self._request(method, target, peer, headers, user)
         request.document = None
         return request
@@ -131,7 +131,7 @@ class Service:
         return DjangoRequest(DjangoWSGIRequest(environ))
 
     def caller_of(self, request: Request) -> Caller | None:
-        """Return the caller from ``identify``; None if ``identify`` raises."""
+        """None if ``identify`` raises."""
         identify = self.settings.identify
         found = None if identify is None else lenient(identify)(request)
         return asyncio.run(found) if isinstance(found, Coroutine) else found
@@ -167,7 +167,7 @@ def _telling() -> Iterator[None]:
 
 
 def service(rules: str | None, app: str | None, **given: Any) -> Service:
-    """Return the service of ``--rules``, ``--app`` and further options. Raises `click.UsageError` and `ConfigError`."""
+    """Raises `click.UsageError` and `ConfigError`."""
     name = app or (rules if rules is not None and is_in_python(rules) else None)
     found = None if name is None else application(name)
     if is_rules(found):

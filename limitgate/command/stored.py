@@ -96,7 +96,7 @@ def _without_telemetry() -> Iterator[None]:
 
 
 def store_of(given: object) -> SyncConfigStore | None:
-    """Return the store of a service's option; None if it is in the memory of other processes. Raises `click.UsageError`."""
+    """None if the store is in the memory of other processes. Raises `click.UsageError`."""
     try:
         with _without_telemetry():
             store: Any = open_sync_store(given) if isinstance(given, str) else given

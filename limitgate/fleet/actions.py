@@ -32,7 +32,7 @@ def client_bucket(
 
 
 def charges(key: str, name: str, limits: Iterable[Mapping[str, str]]) -> Sequence[Charge]:
-    """Return a client's charges under a rule. Raises `ConfigError` for invalid limits."""
+    """Raises `ConfigError` for invalid limits."""
     written: list[Any] = [
         Limit(each["limit"], **{name: value for name, value in each.items() if name in ("algorithm", "align")})  # type: ignore[arg-type]
         for each in limits

@@ -118,7 +118,7 @@ class Publisher:
         self._timer = loop.call_later(seconds, _look, ref(self), loop, context=Context())
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count queued requests, and write if a snapshot is due. Called by a timer."""
+        """Called by a timer."""
         if self._loop is not loop or self._timer is None:
             return
         self._next_look(loop, self._count())

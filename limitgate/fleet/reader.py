@@ -1,7 +1,7 @@
 """Reads and adds up the snapshots of all processes. All viewers of a process share one reader per store.
 
 `FleetReader.read` and `FleetReader.aread` return one dictionary, as in ``status --json``. They never raise: if the store fails,
-the figures say so and repeat the last reading.
+the figures say so and repeat the last reading with its time.
 """
 
 from __future__ import annotations
@@ -127,9 +127,9 @@ class FleetReader:
         store = {"up": False, "latency": None, "writes": None, "breaker": self._breaker(), "error": str(error)}
         now = self._clock()
         figures = self._figures or self._fleet.figures([], [], [], now, store)
-        self._figures = {**figures, "at": now, "store": store}
+        self._figures = {**figures, "store": store}
         if not figures["processes"]:
-            self._figures["empty"] = f"the store does not answer: {error}"
+            self._figures |= {"at": now, "empty": f"the store does not answer: {error}"}
 
     def _note(self, stored: StoredFleet, seconds: float) -> None:
         began = time.thread_time()
@@ -174,7 +174,7 @@ _readers: WeakKeyDictionary[Any, dict[str, FleetReader]] = WeakKeyDictionary()
 
 
 def reader_of(store: Any, key_prefix: str = "limitgate", *, timeout: float = 2.0) -> FleetReader:
-    """Return the shared reader of a store. Raises `TypeError` for a store without snapshots."""
+    """Raises `TypeError` for a store without snapshots."""
     if not isinstance(store, SyncFleetStore | AsyncFleetStore):
         raise TypeError(f"a {type(store).__name__} cannot keep snapshots, expected a MemoryStore or a store on Redis")
     readers = _readers.setdefault(store, {})

@@ -12,7 +12,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 SIZE = 256
 CELLS = 4096
@@ -32,13 +33,30 @@ class Entry(NamedTuple):
 
 PAUSE = 60.0
 """Seconds."""
+Runs = tuple[Mapping[str, float], Mapping[str, float]]
+"""``since`` and ``last`` by name."""
+_UNKNOWN: Mapping[str, float] = {}
 
 
 class Sketch:
-    __slots__ = ("_cells", "_counts", "_errors", "_filter", "_floor", "_last", "_lowest", "_since", "size", "total")
+    __slots__ = (
+        "_cells",
+        "_counts",
+        "_errors",
+        "_filter",
+        "_floor",
+        "_last",
+        "_lowest",
+        "_runs_before",
+        "_since",
+        "size",
+        "total",
+    )
 
-    def __init__(self, size: int = SIZE, cells: int = CELLS) -> None:
+    def __init__(self, size: int = SIZE, cells: int = CELLS, runs: Runs = ({}, {})) -> None:
+        """``runs`` are those of the previous period."""
         self.size: int = size
+        self._runs_before = runs
         self.total: int = 0
         self._cells = cells
         self._filter: array[int] | None = None
@@ -63,12 +81,17 @@ class Sketch:
         return self._counts
 
     @property
+    def runs(self) -> Runs:
+        return self._since, self._last
+
+    @property
     def floor(self) -> int:
         if self._filter is None:
             return 0
         return max(self._filter) if self._cells else min(self._counts.values(), default=0)
 
-    def add(self, counts: Mapping[str, int], now: float) -> None:
+    def add(self, counts: Mapping[str, int], now: float, first: Mapping[str, float] = _UNKNOWN) -> None:
+        """``first`` has the times of first hits, if known."""
         known, last, cells = self._counts, self._last, self._cells
         self.total += sum(counts.values())
         fill, floor = self._filter, self._floor
@@ -76,7 +99,7 @@ class Sketch:
             if key in known:
                 known[key] += count
                 if now - last[key] > PAUSE:
-                    self._since[key] = now
+                    self._since[key] = first.get(key, now)
                 last[key] = now
             elif fill is not None and cells:
                 cell = hash(key) % cells
@@ -84,19 +107,22 @@ class Sketch:
                 if filled <= floor:
                     fill[cell] = filled
                 else:
-                    self._compete(key, count, now)
+                    self._compete(key, count, now, first)
                     floor = self._floor
             elif len(known) < self.size and fill is None:
-                self._put(key, count, 0, now)
+                self._put(key, count, 0, now, first)
             else:
-                self._compete(key, count, now)
+                self._compete(key, count, now, first)
                 fill, floor = self._filter, self._floor
 
-    def _put(self, key: str, count: int, error: int, now: float) -> None:
+    def _put(self, key: str, count: int, error: int, now: float, first: Mapping[str, float]) -> None:
         self._counts[key], self._errors[key] = count + error, error
-        self._since[key] = self._last[key] = now
+        self._since[key], self._last[key] = first.get(key, now), now
+        since, last = self._runs_before
+        if key in last and now - last[key] <= PAUSE:
+            self._since[key] = since[key]
 
-    def _compete(self, key: str, count: int, now: float) -> None:
+    def _compete(self, key: str, count: int, now: float, first: Mapping[str, float]) -> None:
         if self._filter is None:
             self._filter = array("Q", bytes(8 * max(1, self._cells)))
         least = self._least()
@@ -111,10 +137,10 @@ class Sketch:
             self._filter[of_least] = max(self._filter[of_least], self._floor)
         for each in (self._counts, self._errors, self._since, self._last):
             del each[least]
-        self._put(key, count, before, now)
+        self._put(key, count, before, now, first)
 
     def _least(self) -> str:
-        """Return a name with the lowest count."""
+        """One search finds all names with the lowest count, because a flood replaces many."""
         while True:
             lowest, counts = self._lowest, self._counts
             while lowest:
@@ -154,33 +180,41 @@ def top(sketch: Sketch) -> Top:
 def merge(tops: Iterable[Top], most: int | None = None) -> Top:
     """Add the counts of streams. Errors add up, because a name may also be in streams that don't list it.
 
-    If hits have a pause between them, ``since`` is the end of the pause. ``most`` is the number of names to return.
+    ``since`` is the earliest that no pause separates from the last hit. ``most`` is the number of names to return.
     """
     listed = list(tops)
     if len(listed) == 1:
         return listed[0] if most is None else listed[0].cut(most)
     floor = sum([each.floor for each in listed])
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[Any]] = {}
     for each in listed:
         unlisted = floor - each.floor
-        for key, count, error, since, last in each.entries:
-            known = found.get(key)
+        for entry in each.entries:
+            known = found.get(entry[0])
             if known is None:
-                found[key] = [count + unlisted, error + unlisted, since, last]
+                found[entry[0]] = [entry[1] + unlisted, entry[2] + unlisted, entry]
             else:
-                known[0] += count - each.floor
-                known[1] += error - each.floor
-                if since - known[3] > PAUSE or (since < known[2] and known[2] - last <= PAUSE):
-                    known[2] = since
-                if last > known[3]:  # noqa: PLR1730 - faster
-                    known[3] = last
+                known[0] += entry[1] - each.floor
+                known[1] += entry[2] - each.floor
+                known.append(entry)
     ranked = sorted(found, key=lambda key: (found[key][1] - found[key][0], -found[key][0]))
     entries = []
     for key in ranked[:most]:
-        hits, of_others, since, last = found[key]
-        entries.append(Entry(key, int(hits), int(of_others), since, last))
-    left_out = [int(found[key][0]) for key in ranked[len(entries) :]]
+        hits, error, *of_streams = found[key]
+        entries.append(Entry(key, hits, error, *_last_run(of_streams)))
+    left_out = [found[key][0] for key in ranked[len(entries) :]]
     return Top(entries, max([floor, *left_out]))
+
+
+def _last_run(entries: list[Entry]) -> tuple[float, float]:
+    """Return the beginning and the end of the latest run."""
+    latest, *earlier = sorted(entries, key=attrgetter("last"), reverse=True)
+    since = latest.since
+    for each in earlier:
+        if since - each.last > PAUSE:
+            break
+        since = min(since, each.since)
+    return since, latest.last
 
 
 class RecentSketch:
@@ -195,16 +229,16 @@ class RecentSketch:
         self._current, self._before = Sketch(), Sketch()
         self._period = 0
 
-    def add(self, counts: Mapping[str, int], now: float) -> None:
+    def add(self, counts: Mapping[str, int], now: float, first: Mapping[str, float] = _UNKNOWN) -> None:
         self.look(now)
-        self._current.add(counts, now)
+        self._current.add(counts, now, first)
 
     def look(self, now: float) -> None:
         period = int(now // PERIOD)
         if period == self._period:
             return
         self._before = self._current if period == self._period + 1 else Sketch()
-        self._current, self._period = Sketch(), period
+        self._current, self._period = Sketch(runs=self._before.runs), period
 
     def __contains__(self, key: object) -> bool:
         return key in self._current or key in self._before
@@ -226,3 +260,8 @@ class RecentSketch:
 
 
 PERIOD = 300.0
+
+
+def counts_from(now: float) -> float:
+    """Return the beginning of the counts of a `RecentSketch`."""
+    return (now // PERIOD - 1) * PERIOD

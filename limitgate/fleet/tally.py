@@ -86,7 +86,8 @@ def _by_digest(found: Top) -> Top:
 class Tally:
     def __init__(self) -> None:
         self._pending: list[tuple[ref[Queue], _Pending]] = []
-        self._others: list[tuple[RecentSketch, str]] = []
+        self._others: list[tuple[RecentSketch, str, int | None]] = []
+        self._counted_at = time.time()
         self._later: list[Callable[[], object]] = []
         self._clients: WeakSet[Clients] = WeakSet()
         self.known: set[str] = set()
@@ -108,6 +109,7 @@ class Tally:
             if living is not None:
                 living.is_known = self.known.issuperset
         self._others.clear()
+        self._counted_at = time.time()
         self._later.clear()
         for clients in list(self._clients):
             clients.used, clients.refused = RecentSketch(), RecentSketch()
@@ -122,10 +124,11 @@ class Tally:
         self._clients.add(clients)
         return clients
 
-    def note(self, clients: Clients, key: str, name: Name, admission: Any, *, is_refused: bool) -> None:
+    def note(self, clients: Clients, key: str, name: Name, admission: Any, now: int | None, *, is_refused: bool) -> None:
+        """``now`` is the store's clock in Unix µs."""
         if clients.wants(key):
             clients.find_name(key, name, admission)
-        self._others.append((clients.refused if is_refused else clients.used, key))
+        self._others.append((clients.refused if is_refused else clients.used, key, now))
         if len(self._others) > MOST:
             self.count(waits=False)
 
@@ -140,15 +143,16 @@ class Tally:
         if not self.lock.acquire(blocking=waits):
             return 0
         try:
-            now = time.time()
+            before, now = self._counted_at, time.time()
+            self._counted_at = now
             with logged_errors():
                 for _, pending in self._pending:
                     counted += len(pending)
-                    pending.count(now)
+                    pending.count(before, now)
                 for count in _taken(self._later):
                     count()
                 counted += len(self._others)
-                self._count_others(now)
+                self._count_others(before, now)
                 every = list(self._clients)
                 if len(self.known) > 4 * SIZE * (1 + len(every)):
                     self.known = set()
@@ -170,13 +174,13 @@ class Tally:
         if is_gone:
             self._pending = [each for each in self._pending if each[0]() is not None or len(each[1])]
 
-    def _count_others(self, now: float) -> None:
+    def _count_others(self, before: float, now: float) -> None:
         if others := _taken(self._others):
-            together: dict[RecentSketch, list[str]] = {}
-            for sketch, key in others:
-                together.setdefault(sketch, []).append(key)
-            for sketch, keys in together.items():
-                sketch.add(Counter(keys), now)
+            together: dict[RecentSketch, list[tuple[str, int | None]]] = {}
+            for sketch, key, at in others:
+                together.setdefault(sketch, []).append((key, at))
+            for sketch, hits in together.items():
+                _add(sketch, hits, before, now)
 
 
 class CountsRules(Protocol):
@@ -211,7 +215,7 @@ class _Pending:
         self.others.clear()
         self.refusals.clear()
 
-    def count(self, now: float) -> None:
+    def count(self, before: float, now: float) -> None:
         readings, others = _taken(self.readings), _taken(self.others)
         if readings and self._counter is not None:
             self._count_many("admitted", Counter([reading.source for reading in readings]))
@@ -228,9 +232,15 @@ class _Pending:
                     self._counter().refused(reading.states)
                 self._count_many("refused", Counter([reading.source for reading, _ in refusals]))
             for place, name, clients in self.places:
-                refused = Counter([reading.keys[place] for reading, rules in refusals if name in rules])
+                refused = [(reading.keys[place], reading.now) for reading, rules in refusals if name in rules]
                 if refused:
-                    clients.refused.add(refused, now)
+                    _add(clients.refused, refused, before, now)
+
+
+def _add(sketch: RecentSketch, hits: Sequence[tuple[str, int | None]], before: float, now: float) -> None:
+    """The store's clock may differ from that of this process."""
+    first = {key: min(max(at / 1e6, before), now) for key, at in reversed(hits) if at is not None}
+    sketch.add(Counter([key for key, _ in hits]), now, first)
 
 
 T = TypeVar("T")
@@ -287,7 +297,6 @@ class Queue:
             self.is_known = tally.wanted.isdisjoint if tally.wanted else None
 
     def look(self, keys: Sequence[str], admission: Any) -> None:
-        """Name the client of an admission if needed. Count a queue that is too long."""
         tally = self.tally
         if tally.at_first is not None:
             begin, tally.at_first = tally.at_first, None

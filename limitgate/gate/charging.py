@@ -82,7 +82,7 @@ class Charging:
         first, decision, charged, turn = admission.decision, verdict.decision, verdict.charged, None
         self._note(admission, charged)
         if request_plan.compiled_rules and (tally := request_plan.compiled_rules[0].tally) is not None:
-            note_clients(tally, admission, request_plan, decision)
+            note_clients(tally, admission, request_plan, verdict)
         if decision.delay and verdict.now is not None and admission.refusal is None:
             charged, turn = book(charged, verdict.now, decision.delay)
         admission.charged = charged if first is None else admission.charged + charged
@@ -143,8 +143,9 @@ class Charging:
         return _counted(request_plan, Verdict(decide(plan, reading, settlement), reading.now, charged, reading.source))
 
 
-def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, decision: Decision) -> None:
+def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, verdict: Verdict) -> None:
     """Note which clients used the rules, and which were refused or would have been."""
+    decision, now = verdict.decision, verdict.now
     noted: set[tuple[str, bool]] = set()
     behind = {compiled_rule.name: compiled_rule for compiled_rule in request_plan.compiled_rules}
     for charge, _, after in decision.evidence:
@@ -154,7 +155,7 @@ def note_clients(tally: Tally, admission: Admission, request_plan: RequestPlan, 
             continue
         if (compiled_rule.name, is_refused) not in noted and compiled_rule.row.clients is not None:
             noted.add((compiled_rule.name, is_refused))
-            tally.note(compiled_rule.row.clients, charge.key, compiled_rule.name_of, admission, is_refused=is_refused)
+            tally.note(compiled_rule.row.clients, charge.key, compiled_rule.name_of, admission, now, is_refused=is_refused)
 
 
 def _counted(request_plan: RequestPlan, verdict: Verdict) -> Verdict:

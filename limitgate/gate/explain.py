@@ -50,6 +50,15 @@ class Explanation(NamedTuple):
     unevaluated: Sequence[Rule] = ()
     """Limits behind the gate that depend on values of the application."""
 
+    @property
+    def unused(self) -> set[str | None]:
+        """Rules that admit, without usage besides this request."""
+        if self.decision is None or not self.decision.allowed:
+            return set()
+        buckets = self.decision.standings
+        used = {each.charge.rule for each in buckets for window in each.windows() if window.used > each.charge.cost}
+        return {each.charge.rule for each in buckets} - used
+
 
 class LookingStore:
     """Reads the buckets of another store and never writes."""

@@ -31,7 +31,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 Names = Literal["masked", "full", "off"]
 """How a client's name appears: its first and last characters, all of it, or not at all."""
 
-_SAYABLE = frozenset({"path", "method", "tier"})
+SAYABLE = frozenset({"path", "method", "tier"})
 """Key parts that never identify a client."""
 _CREDENTIALS = frozenset({"api_key", "header:authorization", "header:proxy-authorization", "header:cookie"})
 """Key parts that are never shown in full."""
@@ -61,7 +61,7 @@ def shown(label: str, value: str, names: Names = "masked") -> str:
     """Return the value of a key part for display; empty if ``names`` is off."""
     if names == "off":
         return ""
-    is_full = label in _SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
+    is_full = label in SAYABLE or (names == "full" and label.lower() not in _CREDENTIALS)
     return _replaced(value[:LONGEST]) if is_full else masked(value)
 
 

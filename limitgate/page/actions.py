@@ -51,7 +51,7 @@ def _is_host(origin: str, host: str) -> bool:
 def acting(
     figures: Mapping[str, Any], action: str, asked: Mapping[str, Any], who: str, timeout: float
 ) -> ConfigFlow[dict[str, Any]]:
-    """Change a listed client's state, and note the author. Raises `ConfigError` for an unlisted client, and `StoreError`."""
+    """Raises `ConfigError` for an unlisted client, and `StoreError`."""
     rule, tier, key = [_text(asked.get(name), 128) for name in ("rule", "tier", "key")]
     if not _DIGEST.fullmatch(key):
         raise ConfigError("key is missing, expected the 32 hex digits that name the client's bucket")

@@ -40,9 +40,9 @@ class Page:
 
     ``store`` is the service's, or its URL. ``guard`` takes a `limitgate.Request` and returns the viewer's name, or None for a
     403; it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions``, the page can ban,
-    pardon and reset clients; the journal records the viewer's name. ``rules`` are for explanations and actions; by default
-    those of the `LimitGate` around the page, or ``LIMITGATE_RULES``. ``key_prefix`` and ``secret`` are the service's,
-    ``timeout`` is in seconds per store call. Raises `ConfigError` for invalid options.
+    pardon and reset clients; the journal records the viewer's name. ``rules``, ``key_prefix`` and ``secret`` are by default
+    those of the `LimitGate` around the page, or ``LIMITGATE_*``. ``timeout`` is in seconds per store call. Raises `ConfigError`
+    for invalid options.
     """
 
     @called_as("Page(store, guard=...): options have names")
@@ -125,7 +125,6 @@ class Page:
         return found
 
     async def _stream(self, receive: Any, send: Any) -> None:
-        """Send figures until the viewer leaves, `STREAM_S` ends, or the server stops."""
         watcher, deadline = self._watcher, monotonic() + STREAM_S
         headers = [(name.lower().encode(), value.encode()) for name, value in STREAM]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -176,7 +175,6 @@ class _Watcher:
         return self._viewers < MOST_STREAMS and not is_stopping()
 
     async def read(self) -> Mapping[str, Any]:
-        """Return figures that are at most a second old."""
         return await self._site.reader.aread()
 
     def prepare(self) -> None:
@@ -184,7 +182,6 @@ class _Watcher:
             self._preparing = asyncio.get_running_loop().create_task(self.read(), context=Context())
 
     def hurry(self) -> None:
-        """Read again at once, because a client's state has changed."""
         self._site.reader.expire()
         self._is_late = True
 

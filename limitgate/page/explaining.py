@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -22,16 +22,29 @@ from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed, printable
+from limitgate.routes import NoRoutes, Routes, doubt_about_bucket
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import Settings
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
+Headers = Sequence[tuple[str, str]]
 _NO_RULES = (
-    "the page knows no rules, expected rules= of the page (limitgate page --rules PATH), LIMITGATE_RULES, or a LimitGate "
-    "around the page"
+    "the page knows no rules, expected rules= of the page (limitgate page --rules PATH or --app MODULE:APP), LIMITGATE_RULES, "
+    "or a LimitGate around the page"
 )
+_ROUTES = "limitgate page --app MODULE:APP, which knows the routes, or the page in the application"
 _LONGEST = 4096
+
+
+class Described(NamedTuple):
+    """A service elsewhere, as `Page` takes it for its ``rules``."""
+
+    rules: RuleSet
+    settings: Settings
+    routes: Routes
+    request: Callable[[str, str, str, Headers], Request]
+    """Takes method, raw path, address and headers."""
 
 
 class Known(NamedTuple):
@@ -40,6 +53,7 @@ class Known(NamedTuple):
     store: Any
     timeout: float
     gate: Gate | None = None
+    described: Described | None = None
     is_wsgi: bool = False
 
     def rule_set(self) -> RuleSet:
@@ -47,8 +61,25 @@ class Known(NamedTuple):
             raise ConfigError(_NO_RULES)
         return self.rules
 
+    @property
+    def routes(self) -> Routes:
+        if self.gate is not None:
+            return self.gate.rules.planner.routes
+        return NoRoutes() if self.described is None else self.described.routes
+
+    def request(self, method: str, path: str, address: str, headers: Headers) -> Request:
+        if self.described is not None:
+            return self.described.request(method, path, address, headers)
+        return (_wsgi_request if self.is_wsgi else _asgi_request)(method, path, address, headers)
+
+    def doubts(self, found: Explanation) -> dict[str, str]:
+        if self.gate is not None or not isinstance(self.routes, NoRoutes):
+            return {}
+        applying = {rule.name for rule in found.rules if rule.applies}
+        doubts = [(rule.name, doubt_about_bucket(rule)) for rule in self.rule_set().tiers[found.tier] if rule.name in applying]
+        return {name: doubt for name, doubt in doubts if doubt is not None}
+
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
-        """Return the charges of a rule's buckets with this ``digest``."""
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
         return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
 
@@ -63,7 +94,7 @@ def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
-    """Explain a request or an id. Raises `ConfigError`, `StoreError`, or `ValueError` for an empty query."""
+    """Raises `ConfigError`, `StoreError`, or `ValueError` for an empty query."""
     if len(query) > _LONGEST:
         raise ConfigError(f"the question has more than {_LONGEST} characters, expected fewer")
     text = query.get("id", "").strip()
@@ -83,10 +114,9 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
     if api_key := query.get("api_key", "").strip():
         name = known.settings.api_key_header
         headers.append((name, f"Bearer {api_key}" if name.lower() == "authorization" else api_key))
-    request = (_wsgi_request if known.is_wsgi else _asgi_request)(method, path, str(address), headers)
+    request = known.request(method, path, str(address), headers)
     request.document = None
-    routes = None if known.gate is None else known.gate.rules.planner.routes
-    gate = offline_gate(known.rule_set(), LookingStore(known.store), known.settings, routes)
+    gate = offline_gate(known.rule_set(), LookingStore(known.store), known.settings, known.routes)
     try:
         admission = gate.begin(request)
         if admission.rest is not None:
@@ -96,7 +126,7 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
         raise
     except Exception as error:  # conditions, costs and limits may be code of the application
         raise ConfigError(f"code of the rules raised {type(error).__name__}: {error}, expected a real request") from error
-    return _request_in_words(found, method, path)
+    return _request_in_words(found, method, path, known.doubts(found))
 
 
 def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
@@ -115,7 +145,7 @@ def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
         return
 
 
-def _asgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+def _asgi_request(method: str, path: str, address: str, headers: Headers) -> Request:
     path, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -130,7 +160,7 @@ def _asgi_request(method: str, path: str, address: str, headers: Sequence[tuple[
     return ASGIRequest(scope)
 
 
-def _wsgi_request(method: str, path: str, address: str, headers: Sequence[tuple[str, str]]) -> Request:
+def _wsgi_request(method: str, path: str, address: str, headers: Headers) -> Request:
     path, _, query = path.partition("?")
     environ = {
         "REQUEST_METHOD": method,
@@ -146,19 +176,21 @@ def _wsgi_request(method: str, path: str, address: str, headers: Sequence[tuple[
     return WSGIRequest(environ)
 
 
-def _request_in_words(found: Explanation, method: str, path: str) -> dict[str, Any]:
+def _request_in_words(found: Explanation, method: str, path: str, doubts: Mapping[str, str]) -> dict[str, Any]:
     decision = found.decision
+    unused = found.unused & doubts.keys()
     who = f"caller {found.caller.id}" if found.caller else found.counted_as or "a client without an address"
     words = [f"{method} {printable(path)} counts as {printable(who)} of tier {found.tier}."]
     if decision is None:
         words.append("No rule limits it." if found.status is None else f"It is denied with {found.status}.")
     else:
-        words.append(_decided(decision))
+        words.append("Whether it would be admitted is not known." if unused else _decided(decision))
+    words += [f"{printable(doubt[0].upper() + doubt[1:])}; expected {_ROUTES}." for doubt in doubts.values()]
     return {
         "words": words,
         "rules": [{**rule._asdict(), "why": printable(rule.why)} for rule in found.rules],
-        "windows": [] if decision is None else _windows(decision.windows),
-        "allowed": found.status is None,
+        "windows": [] if decision is None else _windows([each for each in decision.windows if each.rule not in unused]),
+        "allowed": None if unused else found.status is None,
     }
 
 

@@ -17,7 +17,13 @@ function say(id, text) { if ($(id).textContent !== text) $(id).textContent = tex
 const whole = number => Math.round(number).toLocaleString("en");
 const rate = number => number >= 100 ? whole(number) : number.toLocaleString("en", {maximumFractionDigits: 1});
 const many = (count, one, more = `${one}s`) => `${whole(count)} ${count === 1 ? one : more}`;
-const clock = at => new Date(at * 1000).toLocaleTimeString([], {hour12: false});
+// UTC, as in logs and commands; with the date if it is more than a day ago.
+function moment(at) {
+  const date = new Date(at * 1000);
+  if (isNaN(date)) return "?";
+  return Date.now() / 1000 - at < 86400 ? date.toISOString().slice(11, 19) : date.toISOString().slice(0, 16).replace("T", " ");
+}
+const clock = at => `${moment(at)} UTC`;
 function lasting(seconds) {
   if (seconds === null || seconds === undefined) return "permanent";
   if (seconds < 60) return `${Math.ceil(seconds)} s`;
@@ -107,7 +113,7 @@ function chart(id, history, part, now) {
 }
 
 const numbers = part => [
-  {title: "Until", text: step => clock(step.at + step.seconds)},
+  {title: "Until", text: step => moment(step.at + step.seconds)},
   {title: "Per second", kind: "number", text: step => rate(step[part] / step.seconds)},
   {title: "In 30 s", kind: "number", text: step => whole(step[part])},
 ];
@@ -131,7 +137,7 @@ const tables = {
     {title: "Rule", kind: "short", text: called},
     {title: "Refused", kind: "number", text: entry => entry.error ? `${whole(entry.count - entry.error)} to ${whole(entry.count)}` : whole(entry.count)},
     {title: "Per second", kind: "number minor", text: entry => rate(entry.per_second)},
-    {title: "Since", kind: "number", text: entry => clock(entry.since)},
+    {title: "Since", kind: "number", text: entry => moment(entry.since)},
     ...acts("ban", "reset"),
   ]),
   processes: new Table("processes", "Processes by revision, those that differ first", [
@@ -162,15 +168,17 @@ function show(figures, at = Date.now()) {
   shownAt = at;
   const {store} = figures, admitted = Math.max(0, figures.requests_per_second - figures.refused_per_second);
   $("store").classList.toggle("bad", !store.up || store.writes === false || figures.processes_down > 0);
-  say("store", !store.up ? `${kept} does not answer: ${store.error || "no reason given"}`
+  document.querySelector("main").classList.toggle("stale", !store.up);
+  say("store", !store.up ? `${kept} does not answer: ${(store.error || "no reason given").replace(/\.$/, "")}. If a process gets no answer, on_error `
+      + "applies: open, the default, admits all requests; local counts in each process alone; closed answers 503."
     : store.writes === false ? `${kept} answers but refuses to write, so limits are not kept there: ${store.error}.`
     : `${kept} answers${store.latency === null ? "" : ` in ${rate(store.latency * 1000)} ms`}`
       + (figures.processes_down ? `, but not to ${many(figures.processes_down, "process", "processes")}.` : "."));
   showHeadline(figures);
   $("empty").hidden = !figures.empty;
   say("empty", figures.empty ? `Nothing to show: ${figures.empty}.` : "");
-  say("refused-now", rate(figures.refused_per_second));
-  say("admitted-now", rate(admitted));
+  say("refused-now", store.up ? rate(figures.refused_per_second) : "–");
+  say("admitted-now", store.up ? rate(admitted) : "–");
   chart("refused", figures.history, "refused", figures.refused_per_second);
   chart("admitted", figures.history, "admitted", admitted);
   tables.rules.show(figures.rules, rule => `${rule.tier} ${rule.name}`, "No rule has counted a request yet.");
@@ -191,12 +199,12 @@ function showRevisions({processes, processes_in_all: all, processes_behind: behi
   say("revisions", !all ? "" : behind ? `${behind} of ${many(all, "process", "processes")} ${behind === 1 ? "has" : "have"} other rules: ${first.host}:${first.pid}${others}.`
     : all === 1 ? "1 process runs." : `All ${whole(all)} processes run the same rules.`);
 }
-function showHeadline({headline: most, empty, refused_per_second: refused}) {
-  const line = $("headline");
+function showHeadline({headline: most, empty, refused_per_second: refused, store: {up}}) {
+  const line = $("headline"), is = up ? "is" : "was";
   const words = most
-    ? [...(most.shadow ? ["No client is refused. "] : []), ["b", most.who], most.shadow ? " would be refused most, by the shadow rule " : " is refused most, by rule ",
-      ["b", most.rule], `, since ${clock(most.since)} (${lasting(Math.floor(shown.at) - Math.floor(most.since))})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
-    : [empty ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "No client is refused."];
+    ? [...(most.shadow ? [`No client ${is} refused. `] : []), ["b", most.who], ` ${most.shadow ? up ? "would be" : "would have been" : is} refused most${up ? " now" : ""}, by `,
+      most.shadow ? "the shadow rule " : "rule ", ["b", called({...most, shadow: false})], `, since ${clock(most.since)} (${lasting(Math.floor(shown.at) - Math.floor(most.since))})${most.per_second ? `, ${rate(most.per_second)} times a second` : ""}.`]
+    : [empty || !up ? "" : refused > 0 ? "Requests are refused, and no client stands out." : "No client is refused."];
   const key = JSON.stringify(words);
   if (line.dataset.key === key) return;
   line.dataset.key = key;
@@ -205,8 +213,9 @@ function showHeadline({headline: most, empty, refused_per_second: refused}) {
 }
 function age() {
   const seconds = Math.round((Date.now() - shownAt) / 1000);
-  say("fresh", !shown ? "Reading…" : seconds > 25 ? `No news for ${lasting(seconds)}: the service does not answer.` : `As of ${clock(shown.at)}`);
-  $("fresh").classList.toggle("bad-text", Boolean(shown) && seconds > 25);
+  say("fresh", !shown ? "Reading…" : seconds > 25 ? `No news for ${lasting(seconds)}: the service does not answer.`
+    : shown.store.up ? `As of ${clock(shown.at)}` : shown.processes_in_all ? `Last known at ${clock(shown.at)}` : "");
+  $("fresh").classList.toggle("bad-text", Boolean(shown) && (seconds > 25 || !shown.store.up));
 }
 
 // Events while they come; where they do not, questions. A hidden page does neither.

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from limitgate.messages.text import Names, masked
+from limitgate.messages.text import SAYABLE, Names, masked
 
 MOST_PROCESSES = 60
 """Maximum of listed processes, those with problems first; others are counted."""
@@ -41,10 +41,14 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Mask a name. A masked name (with an ellipsis) and a digest (with ``#``) stay."""
+    """Mask a name. A masked name (with an ellipsis), a route and a digest (with ``#``) stay."""
     if who.startswith("#"):
         return who
-    return " ".join([word if "…" in word else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
+    return " ".join([word if _is_shown(word) else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
+
+
+def _is_shown(word: str) -> bool:
+    return "…" in word or word.partition("=")[0] in SAYABLE
 
 
 def _ban(key: str, names: Names) -> str:

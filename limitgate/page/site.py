@@ -20,7 +20,7 @@ from limitgate.messages.text import Names, printable, shortened
 from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
 from limitgate.rules.files import rules_of
-from limitgate.rules.settings import GateSettings
+from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, Opener, opened, url_of
 from limitgate.stores.redis.url import shown
 
@@ -87,7 +87,11 @@ class Site:
             raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
         check_switches(actions=actions)
         given = {"key_prefix": key_prefix, "secret": secret}
-        self.settings: GateSettings = GateSettings(**{name: value for name, value in given.items() if value is not None})
+        self._given = {name: value for name, value in given.items() if value is not None}
+        self.settings: Settings = GateSettings(**self._given)
+        self._described = rules if isinstance(rules, explaining.Described) else None
+        if self._described is not None:
+            self._follow(self._described.settings)
         self.guard = guard
         self.names: Names = names
         self.has_actions = actions
@@ -101,7 +105,12 @@ class Site:
             self.reader: FleetReader = reader_of(self.store, prefix, timeout=timeout)
         except TypeError as problem:
             raise ConfigError(f"store: {problem}") from None
-        self._rules = None if rules is None else rules_of(rules)
+        self._rules = None if rules is None else rules_of(self._described.rules if self._described else rules)
+        self._has_gate = False
+
+    def _follow(self, settings: Settings) -> None:
+        own = {name: getattr(self.settings, name) for name in (*self._given, "rules")}
+        self.settings = settings.model_copy(update=own)
 
     def named(self, who: Any) -> str | None:
         """Return the viewer's name for display; None to refuse."""
@@ -113,12 +122,17 @@ class Site:
 
     def prepare(self, request: Request) -> str:
         """Return the route below the mount point. Sets the client that the gate found."""
-        gate = _exchange(request)
-        request.resolve_client = (lambda _: gate.open_admission().request.client) if gate else (lambda this: this.peer)
+        exchange = _exchange(request)
+        request.resolve_client = (lambda _: exchange.open_admission().request.client) if exchange else (lambda this: this.peer)
+        if exchange is not None and not self._has_gate:
+            if (settings := exchange.gate.rules.settings) is not None:
+                self._follow(settings)
+                self.reader = reader_of(self.store, self.settings.key_prefix, timeout=self.timeout)
+            self._has_gate = True
         return request.path.strip("/")
 
     def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
-        """Return a refusal or the document, without the store. None for other routes."""
+        """None for routes that need the store."""
         if who is None:
             return error(403, "you may not look at this page")
         refused = self._refused(request, route)
@@ -184,7 +198,8 @@ class Site:
             rules = gate.rules.rule_set
         if rules is None and self.settings.rules:
             rules = self._rules = rules_of(self.settings.rules)
-        return explaining.Known(rules, self.settings, self.store, self.timeout, gate, is_wsgi=request.environ is not None)
+        is_wsgi = request.environ is not None
+        return explaining.Known(rules, self.settings, self.store, self.timeout, gate, self._described, is_wsgi=is_wsgi)
 
 
 def _described(store: Any) -> str:

@@ -136,6 +136,16 @@ def test_nothing_in_redis_tells_who_it_is(redis_server: RedisServer, client: red
     assert not [text for text in (KEY, IP) if text.encode() in kept]
 
 
+@pytest.mark.parametrize("verb", ["peek", "reset", "ban", "pardon"])
+def test_an_address_is_no_key_of_a_rule(world: World, verb: str) -> None:
+    """It would change nothing of the service, so the command says how to name a rule's client."""
+    more = {"peek": [], "reset": ["9/minute", "-y"]}.get(verb, ["-y"])
+    for key, warns in (("127.0.0.77", True), ("2001:db8::7", True), ("user:42", False)):
+        told = world.run(verb, key, *more).stderr
+        assert ("this is the key of a Limiter; for a client of a rule, expected --rules PATH" in told) is warns
+    assert "of a Limiter" not in world.run("peek", *world.of("keyed", "--api-key", KEY, "--ip", IP)).stderr
+
+
 @pytest.mark.parametrize("verb", ["reset", "ban", "pardon"])
 def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: Path, verb: str) -> None:
     """Without a yes nothing happens, and with --dry-run neither; a ban without an end is told as such."""

@@ -185,11 +185,12 @@ def test_a_store_that_is_away() -> None:
     store.fleet(FleetRequest(KEY, "0" * 16, encode(snapshot(0))))
     reader._read_at = -1.0
     assert len(reader.read()["processes"]) == 1
+    known_at = reader.read()["at"]
     store.is_away = True
     reader._read_at = -1.0
     found = reader.read()
     assert not found["store"]["up"]
-    assert len(found["processes"]) == 1
+    assert (len(found["processes"]), found["at"]) == (1, known_at)
 
 
 def test_one_reading_serves_all_viewers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, strategies as st
 
-from limitgate.fleet.sketch import PERIOD, RecentSketch, Sketch, Top, merge, top
+from limitgate.fleet.sketch import PERIOD, Entry, RecentSketch, Sketch, Top, merge, top
 
 NOW = 1_800_000_000.0
 NAMES = 1_000_000
@@ -136,3 +137,35 @@ def test_old_counts_are_forgotten() -> None:
     assert recent.is_empty
     assert "somebody" not in recent
     assert not recent.top().entries
+
+
+def test_a_run_outlives_the_periods() -> None:
+    """Since when somebody is refused who is refused for an hour, within any pause of less than a minute."""
+    start = NOW - NOW % PERIOD + 7
+    recent = RecentSketch()
+    for at in range(0, 3600, 59):
+        recent.add({"somebody": 1, f"flood {at}": 1}, start + at)
+        entries = {entry.key: entry for entry in recent.top().entries}
+        assert (entries["somebody"].since, entries["somebody"].last) == (start, start + at)
+    assert len(entries) < 2 * PERIOD / 59 + 2
+    recent.add({"somebody": 1}, start + 3599 + 61)
+    assert next(entry.since for entry in recent.top().entries if entry.key == "somebody") == start + 3660
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_a_third_stream_joins_two(order: tuple[int, ...]) -> None:
+    """In whatever order processes are read, a run began with the first of them."""
+    runs = [(0, 10), (100, 130), (20, 90)]
+    tops = [Top([Entry("somebody", 1, 0, NOW + since, NOW + last)]) for since, last in runs]
+    (entry,) = merge([tops[place] for place in order]).entries
+    assert (entry.since, entry.last) == (NOW, NOW + 130)
+
+
+def test_a_run_begins_with_the_first_hit() -> None:
+    """Not when hits are counted, after a pause as at first."""
+    sketch = Sketch()
+    for at in (2, 100):
+        sketch.add({"somebody": 3}, NOW + at, {"somebody": NOW + at - 1.5})
+        sketch.add({"somebody": 3}, NOW + at + 2, {"somebody": NOW + at + 0.5})
+        (entry,) = sketch.entries()
+        assert (entry.since, entry.last) == (NOW + at - 1.5, NOW + at + 2)

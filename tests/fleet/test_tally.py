@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ def app_of(*rules: Rule, **options: Any) -> LimitGateWSGI:
         start_response("200 OK", [])
         return [b"hello"]
 
-    return LimitGateWSGI(hello, rules=[*rules], store=MemoryStore(Clock()), **{"fleet": True, **options})
+    return LimitGateWSGI(hello, rules=[*rules], **{"store": MemoryStore(Clock()), "fleet": True, **options})
 
 
 def visit(app: LimitGateWSGI, peer: str = "192.0.2.1", path: str = "/", **headers: str) -> None:
@@ -189,3 +191,29 @@ def test_hostile_names_are_harmless(names: str) -> None:
     found = listed(app, "used")
     assert len(found) == 3
     assert all(name.isprintable() and len(name) <= 128 for name in found)
+
+
+def refused_since(app: LimitGateWSGI, place: int) -> float:
+    (entry,) = told(app).rules[place].refusals.entries
+    return entry.since
+
+
+@pytest.mark.parametrize("store_ahead", [0, 1e6, -1e6])
+def test_a_refusal_has_its_own_time(monkeypatch: pytest.MonkeyPatch, store_ahead: float) -> None:
+    """Not that of the count, for plain rules and others. If the store's clock is off, it lies between two counts."""
+    began = float(round(time.time()))
+    at = [began]
+    monkeypatch.setattr("limitgate.fleet.tally.time", SimpleNamespace(time=lambda: at[0]))
+    clock = Clock(round((at[0] + store_ahead) * 1e6))
+    rules = [Rule("api", "1/day", path="/a"), Rule("trial", "1/day", path="/b", shadow=True)]
+    app = app_of(*rules, store=MemoryStore(clock))
+    gate_of(app).outages.at_first_answer.clear()
+    tally_of(app).count()
+    for _ in range(3):
+        at[0] += 0.5
+        clock.advance(0.5)
+        for path in ("/a", "/b"):
+            visit(app, path=path)
+    at[0] += 0.5
+    expected = began + (1 if store_ahead == 0 else 2 if store_ahead > 0 else 0)
+    assert [refused_since(app, place) for place in (0, 1)] == [expected, expected]

@@ -112,9 +112,8 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
     with opened(browser, live) as page:
         assert "redis" in page.title() or "unix" in page.title()
         page.get_by_text(re.compile("^Redis answers in")).wait_for()
-        assert re.search(
-            r"is refused most, by rule api, since \d.*, 41.5 times a second", page.locator("#headline").inner_text()
-        )
+        said = page.locator("#headline").inner_text()
+        assert re.search(r"is refused most now, by rule api, since [\d:]{8} UTC .*, 41.5 times a second", said)
         assert "41.5" in page.locator("#who tbody tr", has_text="onerror").inner_text()
         assert page.locator("#revisions").inner_text() == "1 of 3 processes has other rules: web-2:4002."
         assert page.locator("#processes tbody tr").count() == 3
@@ -128,8 +127,12 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
         page.get_by_role("button", name="Explain").click()
         page.get_by_text(re.compile("^Cannot explain: the page knows no rules")).wait_for()
         assert page.evaluate("document.querySelectorAll('[style]').length") == 0
-        moment = "{...shown, at: 1040.9, headline: {...shown.headline, since: 1000.2}}"
-        assert "(40 s)" in page.evaluate(f"show({moment}), document.getElementById('headline').textContent")
+        headed = "show({...shown, at: 1040.9, headline: {...shown.headline, %s}}), $('headline').textContent"
+        assert ", since 1970-01-01 00:16 UTC (40 s)" in page.evaluate(headed % "since: 1000.2")
+        assert ", since ? UTC (" in page.evaluate(headed % "since: 1e15")
+        assert "would be refused most now, by the shadow rule api (vip)," in page.evaluate(headed % "tier: 'vip', shadow: true")
+        assert re.search(r"^[\d:]{8}$", page.locator("#who tbody tr").first.locator("td").nth(3).inner_text())
+        page.get_by_text("Rates of the last 2 seconds, times in UTC.").wait_for()
 
 
 def test_a_client_is_banned_by_the_keyboard(browser: Any, live: str) -> None:
@@ -214,19 +217,34 @@ def test_where_streams_fail_it_asks(browser: Any, live: str) -> None:
         assert json.loads(answer.value.body())["processes_in_all"] == 3
 
 
-def test_an_empty_page_and_a_store_that_is_gone_say_so(browser: Any, tmp_path: Path) -> None:
-    """First there is nothing to show, and why; then the store does not answer. No name of the past is lost by that."""
+def test_an_empty_page_and_a_store_that_is_gone_say_so(browser: Any, source: str, tmp_path: Path) -> None:
+    """First there is nothing to show, and why; then the store does not answer. What was known is kept, as of the past."""
     redis = RedisServer()
     with (
         uvicorn_process("tests.page.app:app", tmp_path, LIMITGATE_STORE=redis.url) as url,
-        opened(browser, url) as page,
+        opened(browser, url, bypass_csp=True) as page,
     ):
         page.get_by_text(re.compile("^Nothing to show: no process has written a snapshot")).wait_for()
         with redis.client() as client:
             client.execute_command("REPLICAOF", "127.0.0.1", "1")
         page.get_by_text(re.compile("^Redis answers but refuses to write, so limits are not kept there: .*replica")).wait_for()
+        with redis.client() as client:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        with contextlib.closing(RedisStore(redis.url)) as store:
+            write(store, snapshot(), seconds=600)
+        page.get_by_text(re.compile("is refused most now, by rule api")).wait_for()
         redis.stop()
-        page.get_by_text(re.compile("^Redis does not answer")).wait_for()
+        page.get_by_text(
+            re.compile(r"^Redis does not answer: .*[^.]\. If a process gets no answer, on_error applies: open,")
+        ).wait_for()
+        page.get_by_text(re.compile("was refused most, by rule api")).wait_for()
+        known = page.get_by_text(re.compile(r"^Last known at [\d:]{8} UTC$"))
+        before = known.inner_text()
+        page.wait_for_timeout(2500)
+        assert known.inner_text() == before
+        assert not re.search(r"\d", page.locator("#refused-now").inner_text())
+        page.evaluate(source)
+        assert violations(page) == []
 
 
 def test_the_check_of_the_site_finds_faults(browser: Any, source: str, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 from example_app import main, wsgi as example_wsgi
 from limitgate import ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
-from limitgate.gate.journal import Journal
+from limitgate.gate.flow import run
+from limitgate.gate.journal import Journal, JournalFlows
 from limitgate.page import Page, PageWSGI, this_machine
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.support.doors import Reply, asgi_reply, until, wsgi_reply
@@ -230,6 +231,16 @@ def test_names_are_shown_as_the_page_is_told(door: Door, store: MemoryStore, nam
     assert shown == {who or f"#{digest('ip=203.0.113.7 x=john')[:8]}"}
 
 
+def test_routes_are_shown_in_full(door: Door, store: MemoryStore) -> None:
+    """As the commands show them: a route, a method and a tier name no client."""
+    name = "path=/api/items/{id} method=GET tier=vip ip=203.0.113.7"
+    write(store, snapshot(rules=[rule(refused=[(name, 9)])]))
+    run(store, JournalFlows("limitgate", 5).noting("ban", f"api {name}", ["k"], None, 60, bans=True, by="ann"))
+    found = door.ask(door.page(store), "/figures").json()
+    shown = name.replace("203.0.113.7", "20….7")
+    assert (found["headline"]["who"], found["bans"][0]["key"]) == (shown, f"api {shown}")
+
+
 def test_hostile_names_are_text(door: Door, store: MemoryStore) -> None:
     """Markup, control characters and marks of direction come as JSON text that no parser takes for more."""
     name = "ip=</script><img src=x onerror=alert(1)>\u202e\x07\u2028"
@@ -364,6 +375,50 @@ def test_the_gate_around_it_lends_its_rules(door: Door, store: MemoryStore) -> N
     assert found["words"][1].startswith("By rule api")
     assert found["allowed"] is False
     assert door.ask(app, "/explain?path=/api/x&ip=1.1.1.1").json()["allowed"] is True
+
+
+def test_a_bucket_of_unknown_routes_is_a_guess(door: Door, store: MemoryStore) -> None:
+    """A page elsewhere doesn't promise that a client is admitted, unless the guessed bucket is in use."""
+    by_route = [Rule("api", "2/minute", path="/api/**", key=["path", "ip"]), Rule("all", "9/minute")]
+    page, asked = door.page(store, rules=by_route), "/explain?path=/api/hello&ip=192.0.2.7"
+    guess = (
+        "Rule api has a bucket for each route: this is that of /api/**, which a service uses only if its routes are unknown;"
+    )
+    found = door.ask(page, asked).json()
+    assert found["words"][1] == "Whether it would be admitted is not known."
+    assert found["words"][2].startswith(f"{guess} expected limitgate page --app MODULE:APP")
+    assert (found["allowed"], [each["rule"] for each in found["windows"]]) == (None, ["all"])
+    app = _gated(door, page, store=store, rules=by_route)
+    for allowed in (True, False):
+        assert door.ask(app, "/api/hello", peer="192.0.2.7").status == 200
+        found = door.ask(page, asked).json()
+        assert (found["allowed"], len(found["windows"])) == (allowed, 2)
+        assert found["words"][2].startswith(guess)
+    assert door.ask(app, asked).json()["words"][2:] == []
+    assert len(door.ask(page, "/explain?path=/other").json()["words"]) == 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gate_around_it_lends_its_options(
+    door: Door, store: MemoryStore, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    """Its key prefix and secret, unless the page has its own; also the header of API keys."""
+    where: Any = own_redis.url if shared else store
+    with closing(RedisStore(own_redis.url)) as opened:
+        write(opened if shared else store, snapshot(host="here"), key_prefix="inapp")
+    options: dict[str, Any] = {"key_prefix": "inapp", "secret": "s" * 16, "api_key_header": "x-key"}
+    rules = [Rule("api", "5/minute", path="/api/**", key=["api_key"])]
+    page = door.page(where)
+    app = _gated(door, page, store=where, rules=rules, **options)
+    assert "prefix inapp</title>" in door.ask(app).body.decode()
+    found = door.ask(app, "/figures").json()
+    assert (found["prefix"], "here" in [each["host"] for each in found["processes"]]) == ("inapp", True)
+    refused = [door.ask(app, "/api/x", headers={"X-Key": "abc"}) for _ in range(6)][-1].json()["instance"]
+    assert door.ask(app, "/explain?path=/api/x&api_key=abc").json()["allowed"] is False
+    assert door.ask(app, f"/explain?id={refused}").json()["allowed"] is False
+    monkeypatch.setenv("LIMITGATE_KEY_PREFIX", "environment")
+    given = door.page(where, key_prefix="other")
+    assert door.ask(_gated(door, given, store=where, rules=rules, **options), "/figures").json()["prefix"] == "other"
 
 
 def test_code_in_rules_may_fail(door: Door, store: MemoryStore) -> None:

@@ -114,15 +114,18 @@ def verb(  # noqa: PLR0917 - click passes them by name
     finally:
         if opened is not None:
             opened.close()
-    if opened is not None and not asked.knows_routes:
-        applied = {rule.name for rule in found.rules if rule.applies}
-        for rule in [rule for rule in asked.rules.tiers[found.tier] if rule.name in applied]:
-            tell_of_routes(rule, "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE")
+    guessed = set[str | None]() if opened is None or asked.knows_routes else _guessed(found, asked)
     if as_json:
         print_json(_as_json(found))
     else:
-        _print(found, asked, is_peer_given=described["ip"] is not None)
+        _print(found, asked, is_peer_given=described["ip"] is not None, is_known=not guessed & found.unused)
     ctx.exit(0 if found.status is None else FOUND)
+
+
+def _guessed(found: Explanation, asked: Service) -> set[str | None]:
+    applied = {rule.name for rule in found.rules if rule.applies}
+    expected = "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE"
+    return {rule.name for rule in asked.rules.tiers[found.tier] if rule.name in applied and tell_of_routes(rule, expected)}
 
 
 def _explained(asked: Service, store: SyncStore, described: Mapping[str, Any], timeout: float) -> Explanation:
@@ -217,7 +220,7 @@ def _hop(hop: Hop) -> tuple[str, str]:
     return ("a unix socket" if is_socket else hop.address or "-"), hop.why
 
 
-def _print(found: Explanation, asked: Service, *, is_peer_given: bool) -> None:
+def _print(found: Explanation, asked: Service, *, is_peer_given: bool, is_known: bool) -> None:
     hops = [_hop(hop) for hop in found.hops]
     if not is_peer_given:
         address, why = hops[0]
@@ -238,7 +241,8 @@ def _print(found: Explanation, asked: Service, *, is_peer_given: bool) -> None:
         for each in decision.standings:
             say(f"{each.charge.rule}: {each.charge.key}")
         print_decision(decision, is_charged=True)
-    say("", f"{found.status or 'the application answers'}" + (", with" if found.fields else ""))
+    answer = "the application answers" if is_known else "it is not known whether the application answers"
+    say("", f"{found.status or answer}" + (", with" if found.fields else ""))
     for name, value in found.fields:
         say(f"{name}: {value}")
     if found.status is not None and asked.answers_refusals:

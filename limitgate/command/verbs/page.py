@@ -10,15 +10,17 @@ import click
 
 from limitgate.command.applications import RULES
 from limitgate.command.listening import listen
-from limitgate.command.opened import timeout_option
+from limitgate.command.opened import app_option, timeout_option
 from limitgate.command.output import say
+from limitgate.command.service import service
 from limitgate.command.stored import settings_of
 from limitgate.http.request import Request
 from limitgate.messages.text import extra
 from limitgate.page import Page, this_machine
+from limitgate.page.explaining import Described
 from limitgate.page.this_machine import is_local_host
-from limitgate.rules.files import rules_of
 from limitgate.rules.rule import RuleSet
+from limitgate.stores import url_of
 from limitgate.stores.redis.url import scheme_of, shown
 
 _CHALLENGE = [(b"www-authenticate", b'Basic realm="LimitGate", charset="UTF-8"'), (b"cache-control", b"no-store")]
@@ -26,8 +28,9 @@ _ENDS_WITHIN_S = 2
 
 
 @click.command("page")
-@click.option("--store", metavar="URL", help="Store of the service.  [env var: LIMITGATE_STORE]")
+@click.option("--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]")
 @click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}, to explain requests and refusals.")
+@app_option
 @click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]")
 @click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
@@ -38,15 +41,27 @@ _ENDS_WITHIN_S = 2
     "--names", default="masked", show_default=True, type=click.Choice(["masked", "full", "off"]), help="How to show clients."
 )
 @timeout_option
+@click.pass_context
 def verb(
-    *, rules: str | None, host: str, port: int, actions: bool, token: str | None, names: Any, timeout: float, **options: Any
+    ctx: click.Context,
+    /,
+    *,
+    rules: str | None,
+    app: str | None,
+    host: str,
+    port: int,
+    actions: bool,
+    token: str | None,
+    names: Any,
+    timeout: float,
+    **options: Any,
 ) -> None:
     """Serve a page that shows which clients are refused, by which rules, and the health of all processes of a service.
 
     Without --token, only browsers on this machine can open the page. With --token, the browser asks for it as the password; the
     journal records the user name with every change. Put TLS in front of the page.
 
-    For example: limitgate page --store redis://localhost --rules config/
+    For example: limitgate page --store redis://localhost --app shop.main:app
     """
     if token is None and not is_local_host(_shown_host(host)):
         raise click.UsageError(f"{host} can be reached by other machines, expected --token, or --host 127.0.0.1")
@@ -57,20 +72,23 @@ def verb(
             import uvicorn
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
-    rule_set = rules_of(rules) if rules else None
-    settings = settings_of(None, rule_set or RuleSet([]), options)
-    store = settings.store
-    if "store" not in settings.model_fields_set or not isinstance(store, str):
+    if app is not None and ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT:
+        rules = None  # those of the application's gate override LIMITGATE_RULES
+    asked = service(rules, app, **options) if rules or app else None
+    settings = settings_of(None, RuleSet([]), options) if asked is None else asked.settings
+    store = url_of(settings.store)
+    if "store" not in settings.model_fields_set or store is None:
         raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
     if scheme_of(store) == "memory":
         raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
+    known = None if asked is None else Described(asked.rules, settings, asked.routes, asked.request)
     secret = None if settings.secret is None else settings.secret.get_secret_value()
-    shared: dict[str, Any] = {"rules": rule_set, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
+    shared: dict[str, Any] = {"rules": known, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
     guard = this_machine if token is None else _named
-    app: Any = Page(store, guard=guard, names=names, actions=actions, **shared)
+    page: Any = Page(store, guard=guard, names=names, actions=actions, **shared)
     listening = listen(host, port)
     config = uvicorn.Config(
-        app if token is None else _Password(app, token),
+        page if token is None else _Password(page, token),
         access_log=False,
         log_level="warning",
         proxy_headers=False,

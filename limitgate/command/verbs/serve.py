@@ -14,7 +14,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from limitgate.command.applications import RULES
 from limitgate.command.listening import clear_socket, listen
 from limitgate.command.output import logs_from
 from limitgate.command.stored import settings_of, store_of
@@ -33,7 +32,7 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
 @click.command("serve")
-@click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]")
+@click.option("--rules", metavar="PATH", help="The rules: a file or a folder.  [env var: LIMITGATE_RULES]")
 @click.option("--store", metavar="URL", help="Store of the limits.  [env var: LIMITGATE_STORE]")
 @click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen at.")
 @click.option("--port", default=9382, type=click.IntRange(0, 65535), show_default=True, help="Port to listen at.")

@@ -75,9 +75,9 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
 def top(*, once: bool, as_json: bool, **options: Any) -> None:
     """Show which clients are refused most now, by which rule and since when; then the rules, and which clients use most.
 
-    Counts cover the last 5 to 10 minutes and all processes. On a terminal, the view is updated every 2 seconds. Press the
-    number of a client, then b to ban it, p to lift its ban, or r to reset its usage; q quits. Each action asks for
-    confirmation.
+    Counts of clients cover the last 5 to 10 minutes, those of rules the time since each process started. On a terminal, the
+    view is updated every 2 seconds. Press the number of a client, then b to ban it, p to lift its ban, or r to reset its usage;
+    q quits. Each action asks for confirmation.
 
     For example: limitgate top --store redis://localhost
     """

@@ -39,8 +39,10 @@ class ActiveRules:
         body_limit: int = BODY_LIMIT,
         counts: Counts | None = None,
         clock: Callable[[], int] = system_clock,
+        settings: Settings | None = None,
     ) -> None:
         self.planner = planner
+        self.settings = settings
         self.rule_set: RuleSet = planner.rule_set
         self.rule_names: frozenset[str] = planner.names
         self.header_styles = header_styles
@@ -102,6 +104,7 @@ def compiler(
             body_limit=settings.body_limit,
             counts=counts,
             clock=store.now if isinstance(store, MemoryStore) else system_clock,
+            settings=settings,
         )
 
     return compiled

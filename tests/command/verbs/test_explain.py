@@ -89,6 +89,10 @@ def test_a_bucket_for_each_route_is_told_of(redis_server: RedisServer) -> None:
     assert told_of not in run("POST", "/login", *words).stderr
     assert told_of not in run("GET", "/api/x", *words, "--app", "example_app.main:app").stderr
     assert told_of not in run("GET", "/api/x", "--rules", CONFIG).stderr
+    unknown = "it is not known whether the application answers, with"
+    assert unknown in run("GET", "/api/x", *words, "--ip", "192.0.2.99").stdout
+    for known in (["--app", "example_app.main:app"], ["-H", "X-API-Key: demo-vip-key"]):
+        assert unknown not in run("GET", "/api/x", *words, *known, "--ip", "192.0.2.99").stdout
 
 
 async def known(request: Request) -> Caller | None:

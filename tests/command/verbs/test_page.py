@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from limitgate import RedisStore
+from limitgate import Limiter, RedisStore, Rule
 from limitgate.command.group import limitgate
 from tests.support.command_line import CliRunner
 from tests.support.doors import PROCESS_PATIENCE, server_process
@@ -39,10 +39,44 @@ def test_it_serves_the_page(own_redis: RedisServer, tmp_path: Path) -> None:
     ):
         assert "LimitGate" in client.get("/").text
         assert client.get("/figures").json()["processes"][0]["host"] == "web-1"
-        assert client.get("/explain?path=/api/hello").json()["allowed"] is True
+        assert client.get("/explain?path=/healthz").json()["allowed"] is True
         assert client.post("/ban", json={}).status_code == 403
         assert client.get("/", headers={"Host": "evil.example"}).status_code == 403
         assert client.get("/", headers={"X-Forwarded-For": "198.51.100.7"}).status_code == 403
+
+
+APP = """
+from limitgate import LimitGate, Rule
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+
+async def item(request):
+    return PlainTextResponse("item")
+
+
+RULES = [Rule("api", "1/day", path="/api/**", key=["path", "ip"])]
+app = Starlette(routes=[Route("/api/items/{id}", item)])
+app.add_middleware(LimitGate, rules=RULES, store={store!r}, key_prefix="shop")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "allowed"), [(["--app", "shop:app"], False), (["--rules", "shop:app"], False), (["--rules", "shop:RULES"], None)]
+)
+def test_it_knows_an_application(own_redis: RedisServer, tmp_path: Path, words: list[str], *, allowed: bool | None) -> None:
+    """Its routes, its store and its options; a list of rules knows no routes."""
+    (tmp_path / "shop.py").write_text(APP.replace("{store!r}", repr(own_redis.url)))
+    with closing(RedisStore(own_redis.url)) as store, Limiter(store, key_prefix="shop") as limiter:
+        write(store, snapshot(), key_prefix="shop")
+        rule = Rule("api", "1/day", path="/api/**", key=["path", "ip"])
+        bucket = limiter.bucket(rule, ip="203.0.113.7", path="/api/items/{id}")
+        bucket.ban(60)
+    more = ["--store", own_redis.url, "--key-prefix", "shop"] if "shop:RULES" in words else []
+    with serving(tmp_path, *words, *more, PYTHONPATH=str(tmp_path), LIMITGATE_RULES="nowhere.yaml") as url:
+        assert httpx.get(f"{url}/figures").json()["processes"][0]["host"] == "web-1"
+        assert httpx.get(f"{url}/explain?path=/api/items/7&ip=203.0.113.7").json()["allowed"] is allowed
 
 
 def test_the_token_is_the_password(own_redis: RedisServer, tmp_path: Path) -> None:
@@ -69,6 +103,7 @@ def test_the_token_is_the_password(own_redis: RedisServer, tmp_path: Path) -> No
         (("--store", "redis://h", "--host", "0.0.0.0"), "can be reached by other machines, expected --token"),
         (("--store", "redis://h", "--host", "::"), "can be reached by other machines, expected --token"),
         (("--store", "redis://h", "--token", ""), "--token is empty"),
+        (("--app", "no.such.module:app"), "No module named"),
         (("--store", "redis://h", "--host", "no.such.host.invalid", "--token", "x"), "cannot listen on"),
     ],
 )

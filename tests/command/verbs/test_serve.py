@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from click.testing import CliRunner
 
 from limitgate.command.group import limitgate
 from tests.support import forks
+from tests.support.command_line import CliRunner
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, server_process, until
 from tests.support.proxies import missing, on_thread, running
 from tests.support.redis_server import RedisServer
@@ -62,6 +62,16 @@ def serving(rules: Path, *options: str, workers: int = 1, **environment: str) ->
 
     with server_process(command, log, ready, environment) as url:
         yield Served(url, log)
+
+
+def test_rules_are_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker reads them again, so it can't take them from an application; the help says so."""
+    monkeypatch.setenv("LIMITGATE_RULES", "set by the command, so restored here")
+    helped = CliRunner().invoke(limitgate, ["serve", "--help"]).output
+    assert "--rules PATH" in helped
+    assert "MODULE" not in helped
+    refused = CliRunner().invoke(limitgate, ["serve", "--rules", "shop:app"])
+    assert (refused.exit_code, "expected a rule file or a folder of rule files" in refused.output) == (1, True)
 
 
 class OnSocket(http.client.HTTPConnection):

@@ -22,8 +22,9 @@ import pytest
 from limitgate import RedisStore
 from limitgate.command import group
 from limitgate.command.fleet_screen import change
-from limitgate.command.fleet_text import headline
+from limitgate.command.fleet_text import headline, notes
 from limitgate.command.opened import Opened
+from limitgate.errors import StoreError
 from limitgate.fleet.actions import client_bucket
 from limitgate.fleet.reader import FleetReader
 from limitgate.fleet.snapshot import LoadState, RuleState, Snapshot, StoreState, encode
@@ -174,6 +175,42 @@ def test_counts_are_shown_with_their_error(fleet: Fleet) -> None:
     assert "under rule api of tier vip" in shown
     fleet.write(snapshot(1, rules=[rule(entry(1, 1))]))
     assert fleet.run("top").stdout.splitlines()[0].endswith(", 1 time")
+
+
+@pytest.mark.parametrize(
+    ("since", "shown"),
+    [
+        (60, r"since [\d:]{8} UTC \(1 min.*\), 30 times"),
+        (3600, r".*, 30 times in the last 5 to 10 minutes"),
+        (2e5, r"since [\d-]{10} [\d:]{5} UTC .*"),
+    ],
+)
+def test_a_client_may_be_refused_for_longer_than_counts_last(fleet: Fleet, since: float, shown: str) -> None:
+    """The first line says what the count covers, and the day if it was another."""
+    fleet.write(snapshot(1, rules=[rule(entry(1, 30, since=since))]))
+    assert re.fullmatch(rf"ip=1 is refused under rule api {shown}", fleet.run("top").stdout.splitlines()[0])
+
+
+def test_top_says_what_counts_cover(fleet: Fleet) -> None:
+    """Those of clients some minutes, those of rules the life of each process."""
+    fleet.write(snapshot(1, rules=refused()))
+    shown = fleet.run("top").stdout
+    titles = ("Rules (since each process started)", "Refused most (last 5 to 10 minutes)", "Used most (last 5 to 10 minutes)")
+    assert all(f"{each}\n" in shown for each in titles)
+
+
+def test_a_live_view_says_when_figures_were_read(fleet: Fleet) -> None:
+    """A store that fails leaves the view as it was."""
+    fleet.write(snapshot(1, rules=refused()))
+    reader = FleetReader(fleet.store, fleet.prefix, timeout=PATIENCE)
+    figures = reader.read()
+    shown = headline(figures)
+    reader._note_failure(StoreError("no connection", "connection"))
+    reader._fresh = PATIENCE
+    failed = reader.read()
+    assert headline(failed) == shown
+    (note,) = notes(failed)
+    assert re.fullmatch(r"the store does not answer: no connection; last known at \d\d:\d\d:\d\d UTC", note)
 
 
 def test_hostile_names_are_printed_safely(fleet: Fleet) -> None:
