@@ -111,7 +111,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
 
 def _check_options(given: dict[str, Any]) -> None:
-    if opened := store_of(settings_of(None, RuleSet([]), given)):
+    if opened := store_of(settings_of(None, RuleSet([]), given).store):
         opened.close()
 
 
