@@ -1,4 +1,4 @@
-"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, the gates around them, and their rules."""
+"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, gates and rules."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def is_of_django(app: object) -> bool:
 
 
 def routes_of(app: Any) -> list[Listed]:
-    """Return the routes of any application, or none if it doesn't list them. Raises `click.UsageError`."""
+    """Return the routes that an application lists. Raises `click.UsageError`."""
     with failing("the routes of the application", "", READABLE):
         if any(map(is_of_django, inwards(app))):
             from limitgate.routes.django import routes_of as routes_of_django
@@ -199,7 +199,7 @@ RULES = "The service's rules: a file, a folder, or MODULE:NAME of an application
 
 
 def rules_named(name: str) -> RuleSet:
-    """Return the rules in a path or in ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
+    """Return the rules of a path or ``MODULE:NAME``. Raises `ConfigError` and `click.UsageError`."""
     if not is_in_python(name):
         return load_rules(name)
     found = application(name)
@@ -212,7 +212,8 @@ def rules_named(name: str) -> RuleSet:
 
 
 def is_rules(found: object) -> bool:
-    return isinstance(found, RuleSet | Rule | list | tuple)
+    # isinstance() of pydantic before 2.12 reads attributes, which may raise.
+    return isinstance(found, RuleSet | list | tuple) or issubclass(type(found), Rule)
 
 
 def no_gate(name: str) -> click.UsageError:
