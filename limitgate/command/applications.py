@@ -1,4 +1,4 @@
-"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, the gates around them, and their rules."""
+"""Applications named ``MODULE:APP`` or ``MODULE:FACTORY``: their routes, gates and rules."""
 
 from __future__ import annotations
 
@@ -212,7 +212,8 @@ def rules_named(name: str) -> RuleSet:
 
 
 def is_rules(found: object) -> bool:
-    return isinstance(found, RuleSet | Rule | list | tuple)
+    # isinstance() of pydantic before 2.12 reads attributes, which may raise.
+    return isinstance(found, RuleSet | list | tuple) or issubclass(type(found), Rule)
 
 
 def no_gate(name: str) -> click.UsageError:

@@ -107,7 +107,11 @@ class Shop:
     def get(self, path: str, ip: str = IP, **headers: str) -> int:
         """Status of a request to the service."""
         app = application(f"{self.module}:app")
-        with TestClient(app, client=("10.0.0.1", 1)) as client:
+
+        async def proxied(scope: Any, receive: Any, send: Any) -> None:
+            await app({**scope, "client": ("10.0.0.1", 1)}, receive, send)
+
+        with TestClient(proxied) as client:
             return client.get(path, headers={"X-Forwarded-For": ip, **headers}).status_code
 
 
@@ -341,8 +345,8 @@ print(*[Client().get(path, **headers).status_code for path in ["/orders/1/"] * 3
     "ask": """\
 import json
 import sys
-from click.testing import CliRunner
 from limitgate.command.group import limitgate
+from tests.support.command_line import CliRunner
 asked = [CliRunner().invoke(limitgate, words) for words in json.loads(sys.argv[1])]
 print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in asked]))
 """,

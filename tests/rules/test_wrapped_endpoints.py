@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from fastapi import FastAPI
@@ -21,6 +21,7 @@ from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, 
 from tests.support.clock import Clock
 from tests.support.django_app import WAYS, Project
 from tests.support.doors import asgi_reply, handshake, wsgi_reply
+from tests.support.versions import needs
 
 Decorate = Callable[[Any], Any]
 RULES = [Rule("all", "3/minute")]
@@ -173,17 +174,33 @@ def test_wrapped_django_view_is_limited(kind: str) -> None:
             assert [project.ask("/").status_code for _ in range(4)] == expected
 
 
+@pytest.fixture(params=["types", "names of types"])
+def annotated(request: pytest.FixtureRequest) -> Decorate:
+    """Gives a function the annotations that FastAPI is to read."""
+    if request.param == "names of types":
+        needs("fastapi", "0.123.7")  # earlier ones cannot read them on objects and partials
+
+    def decorate(function: Any) -> Any:
+        if request.param == "types":
+            function.__annotations__ = get_type_hints(function)
+        return function
+
+    return decorate
+
+
 @pytest.mark.parametrize("kind", ["object", "on an object", "partial", "on a partial", "bound method"])
-def test_wrapped_fastapi_endpoint_is_limited(kind: str) -> None:
+def test_wrapped_fastapi_endpoint_is_limited(annotated: Decorate, kind: str) -> None:
     """Where FastAPI can read the signature, in threads."""
 
     class Free:
+        @annotated
         def __call__(self, request: Request) -> str:
             return "hello"
 
     class Endpoint(Free):
         __call__ = limit("1/minute")(Free.__call__)
 
+    @annotated
     def view(request: Request) -> str:
         return "hello"
 
@@ -192,10 +209,11 @@ def test_wrapped_fastapi_endpoint_is_limited(kind: str) -> None:
     assert statuses(fastapi(endpoint)) == [200, 429, 429, 429]
 
 
-def test_fastapi_on_the_event_loop() -> None:
+def test_fastapi_on_the_event_loop(annotated: Decorate) -> None:
     """An object that is called like an async function is awaited."""
 
     class Endpoint:
+        @annotated
         async def __call__(self, request: Request) -> str:
             return "hello"
 

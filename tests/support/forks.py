@@ -45,7 +45,6 @@ SERVERS = (
     "uvicorn_worker",
 )
 DJANGO = (
-    "click.testing",
     "django.core.asgi",
     "django.core.wsgi",
     "django.test",
@@ -55,6 +54,7 @@ DJANGO = (
     "limitgate.django",
     "limitgate.testing",
     "pytest",
+    "tests.support.command_line",
     "tests.support.doors",
     "tests.support.markdown",
 )

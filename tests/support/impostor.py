@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 from limitgate.stores.redis.wire import ProtocolError, Reader
 
 HELLO = b"%1\r\n+proto\r\n:3\r\n"
+NULL = re.compile(rb"[$*]-1\r\n")
 HANG_UP = b""
 """In place of a reply: the connection ends."""
 
@@ -17,8 +19,8 @@ HANG_UP = b""
 class Impostor:
     """Answers a command by its first word in ``words``: bytes, or None to stay silent. ``heard`` are the commands.
 
-    What is needed to connect is answered unless ``words`` says otherwise; anything else is an error. With a ``path`` it listens
-    on a unix socket there.
+    What is needed to connect is answered unless ``words`` says otherwise; anything else is an error. ``words`` have the nulls
+    of RESP2, and a client that wants RESP3 gets those of RESP3. With a ``path`` it listens on a unix socket there.
     """
 
     def __init__(self, *, path: str | None = None, **words: bytes | None) -> None:
@@ -70,16 +72,18 @@ class Impostor:
 
     def _serve(self, line: socket.socket) -> None:
         commands = Reader(notEnoughData=None, replyError=ValueError)
+        is_resp3 = False
         with contextlib.suppress(OSError, ProtocolError):  # somebody may look whether TLS is spoken here
             while data := line.recv(65536):
                 commands.feed(data)
                 while (command := commands.gets()) is not None:
-                    self._answer(line, [word.decode(errors="replace") for word in command])
+                    is_resp3 |= command[:2] == [b"HELLO", b"3"]
+                    self._answer(line, [word.decode(errors="replace") for word in command], is_resp3=is_resp3)
 
-    def _answer(self, line: socket.socket, command: Any) -> None:
+    def _answer(self, line: socket.socket, command: Any, *, is_resp3: bool) -> None:
         self.heard.append(command)
         reply = self.words.get(command[0], b"-ERR unknown command\r\n")
         if reply == HANG_UP:
             line.shutdown(socket.SHUT_RDWR)
         elif reply is not None:
-            line.sendall(reply)
+            line.sendall(NULL.sub(b"_\r\n", reply) if is_resp3 else reply)
