@@ -438,7 +438,9 @@ class Request:
     @cached_property
     def method(self) -> str:
         """Upper case; GET for HEAD and WebSockets."""
-        method = self.sent_method.upper()
+        method = self.sent_method
+        if method not in _METHODS:  # no copy of the common ones, because caches keep them
+            method = method.upper()
         return "GET" if method == "HEAD" else method
 
     @cached_property
