@@ -676,6 +676,13 @@ def test_a_crowd_is_not_refused_what_one_of_it_took_in_advance(door: Door) -> No
 
 def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -> None:
     """After a fork the lease is the parent's alone: the child neither uses it nor gives it back."""
+    assert at_best(lambda: shared_after_fork(own_redis)) == []
+
+
+def shared_after_fork(own_redis: RedisServer) -> list[str]:
+    """What is wrong with the calls, if the lease has not ended in the meantime, and with what is owed."""
+    with own_redis.client() as client:
+        client.flushall()
     door = Door(RedisStore(own_redis.url))
     door.spend(a_plan())
     child = os.fork()
@@ -687,12 +694,13 @@ def test_a_forked_child_does_not_use_its_parents_lease(own_redis: RedisServer) -
             own = sum(thread.name == "limitgate-leases" for thread in threading.enumerate())
             os._exit(owed(own_redis) if (before, own) == (0, 1) else 98)
         os._exit(99)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 102
+    found = [("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 102)]
     calls_before = calls_to(own_redis)
     assert door.spend(a_plan()).admitted
-    assert calls_to(own_redis) == calls_before
+    found.append(("calls", calls_to(own_redis) - calls_before, 0))
     door.close()
-    assert owed(own_redis) == 2 + 51
+    found.append(("owed", owed(own_redis), 2 + 51))
+    return [f"{what}: {seen}, not {expected}" for what, seen, expected in found if seen != expected]
 
 
 # --- real processes ---------------------------------------------------------------------------------------------------
