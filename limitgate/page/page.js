@@ -17,11 +17,11 @@ function say(id, text) { if ($(id).textContent !== text) $(id).textContent = tex
 const whole = number => Math.round(number).toLocaleString("en");
 const rate = number => number >= 100 ? whole(number) : number.toLocaleString("en", {maximumFractionDigits: 1});
 const many = (count, one, more = `${one}s`) => `${whole(count)} ${count === 1 ? one : more}`;
-// UTC, as in logs and commands; with the date if it is more than a day ago.
+// UTC, as in logs and commands; with the date if it is more than a day before the figures.
 function moment(at) {
   const date = new Date(at * 1000);
   if (isNaN(date)) return "?";
-  return Date.now() / 1000 - at < 86400 ? date.toISOString().slice(11, 19) : date.toISOString().slice(0, 16).replace("T", " ");
+  return shown.at - at < 86400 ? date.toISOString().slice(11, 19) : date.toISOString().slice(0, 16).replace("T", " ");
 }
 const clock = at => `${moment(at)} UTC`;
 function lasting(seconds) {

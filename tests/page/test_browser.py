@@ -128,7 +128,8 @@ def test_the_live_page_answers_the_questions(browser: Any, live: str) -> None:
         page.get_by_text(re.compile("^Cannot explain: the page knows no rules")).wait_for()
         assert page.evaluate("document.querySelectorAll('[style]').length") == 0
         headed = "show({...shown, at: 1040.9, headline: {...shown.headline, %s}}), $('headline').textContent"
-        assert ", since 1970-01-01 00:16 UTC (40 s)" in page.evaluate(headed % "since: 1000.2")
+        assert ", since 00:16:40 UTC (40 s)" in page.evaluate(headed % "since: 1000.2")
+        assert ", since 1969-12-31 00:16 UTC (" in page.evaluate(headed % "since: 1000.2 - 86400")
         assert ", since ? UTC (" in page.evaluate(headed % "since: 1e15")
         assert "would be refused most now, by the shadow rule api (vip)," in page.evaluate(headed % "tier: 'vip', shadow: true")
         assert re.search(r"^[\d:]{8}$", page.locator("#who tbody tr").first.locator("td").nth(3).inner_text())
