@@ -632,7 +632,7 @@ class WSGIRequest(Request):
 
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
-        self.sent_method = environ["REQUEST_METHOD"]
+        self.sent_method: str = environ["REQUEST_METHOD"]
         self.cost: int | None = None
         path = environ.get("PATH_INFO", "")
         self.sent: str = path if path.isascii() else _text(path)

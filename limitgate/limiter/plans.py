@@ -52,7 +52,7 @@ _PREPARED = 16
 
 class Plans:
     def __init__(self, key_prefix: str, secret: str | None) -> None:
-        self.key_prefix = check_prefix(key_prefix)
+        self.key_prefix: str = check_prefix(key_prefix)
         self.secret: bytes = check_secret(secret)
         self._start = f"{key_prefix}:"
         self._key = Key((), "limiter", secret=self.secret)

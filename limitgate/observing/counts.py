@@ -111,7 +111,7 @@ class RuleSeries(Series):
         self.clients: Clients | None = clients
         """Clients that used the rule; None outside a fleet."""
         self.limits: list[Mapping[str, str]] = []
-        self.is_shadow = False
+        self.is_shadow: bool = False
         self.waiting: list[int] = [0]
         self._windows: dict[str, int] = {}
         self._has_slots = self._has_turns = False

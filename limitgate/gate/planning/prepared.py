@@ -52,7 +52,8 @@ class RuleMatch:
         """Rules that aren't exempt, decorators last."""
         self.exempting: tuple[CompiledRules, ...] = exempting
         """Exempt rules for each interpretation of the path."""
-        self.is_conditional, self.asks_route = bool(exempting), False
+        self.is_conditional: bool = bool(exempting)
+        self.asks_route: bool = False
         for each in compiled_rules:
             self.is_conditional |= each.is_conditional
             self.asks_route |= each.asks_route
@@ -214,7 +215,9 @@ class PreparedPlan:
         )
         """Positions and rules with inventable keys."""
         self.is_by_address: bool = bool(keys) and all(key.is_by_address for key in keys)
-        self.is_by_outcome = self.has_slots = self.bans = False
+        self.is_by_outcome: bool = False
+        self.has_slots: bool = False
+        self.bans: bool = False
         for each in compiled_rules:
             self.is_by_outcome |= each.is_by_outcome
             self.has_slots |= each.has_slots

@@ -66,7 +66,7 @@ def serving(rules: Path, *options: str, workers: int = 1, **environment: str) ->
 
 def test_rules_are_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker reads them again, so it can't take them from an application; the help says so."""
-    monkeypatch.setenv("LIMITGATE_RULES", "set by the command, so restored here")
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
     helped = CliRunner().invoke(limitgate, ["serve", "--help"]).output
     assert "--rules PATH" in helped
     assert "MODULE" not in helped
