@@ -195,21 +195,22 @@ _new = tuple.__new__
 
 def read(charges: Sequence[Charge], now: int, states: Sequence[Sequence[State]]) -> Reading:
     """Compute a reading at ``now``. This is what the Lua script does atomically."""
-    admitted, remembers_turns, all_fit = True, False, True
+    admitted, remembers_turns, is_shadow_full = True, False, False
     buckets: list[BucketReading] = []
     for charge, before in zip(charges, states):
         bucket, max_wait_us = charge.bucket, charge.max_wait_us
         after = bucket.algorithm.try_charge(before, bucket, charge.cost, max_wait_us, charge.slot)
         if after is None:
-            all_fit = False
             if charge.enforced:
                 admitted = False
+            else:
+                is_shadow_full = True
         if max_wait_us and bucket.algorithm.MAX_TURNS:
             remembers_turns = True
         buckets.append(_new(BucketReading, (charge, before, after)))
     if remembers_turns and admitted:
         buckets = _in_turn(buckets)
-    if admitted and not all_fit:
+    if is_shadow_full:
         buckets = with_whole_shadows(buckets)
     reading: Reading = _new(Reading, (now, buckets, admitted, 0.0, "store"))
     return reading

@@ -205,7 +205,7 @@ class _Frame(NamedTuple):
         """Return the size of ``texts``; None if ``events`` have other content."""
         text = b"".join(texts)
         texts[0] = self.before + texts[0]
-        texts[-1] += self.after
+        texts[-1] = b"".join((texts[-1], self.after))
         return _size_in_string(text) if (self.after + self.before).join(texts) == events else None
 
 

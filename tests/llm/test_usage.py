@@ -580,6 +580,15 @@ def test_events_that_are_alike_property(runs: list[tuple[int, bytes]], size: int
         assert (reader._input, reader._output, reader._text) == (alone._input, alone._output, alone._text)
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_chunks_of_any_bytes(kind: Any) -> None:
+    """Frameworks and servers take them all."""
+    reader = EventReader()
+    reader.feed_all([kind(USUAL % b"word") for _ in range(100)])
+    reader.finish()
+    assert reader._text == 400
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_of_a_long_stream(kind: str) -> None:
     """Texts become longer, events get quotes, and other events come between."""

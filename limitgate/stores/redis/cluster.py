@@ -87,7 +87,7 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     else:
         outcome = _joined(plan, parts, readings)
         if outcome.admitted:
-            return _without_torn_shadows(outcome, parts, readings)
+            return Conclusion(outcome, _refunds_of_torn_shadows(plan, outcome, parts, readings))
     if plan.verb != "spend":
         return Conclusion(outcome)
     admitted = [
@@ -100,18 +100,17 @@ def concluded(plan: AnyPlan, parts: Sequence[Part], outcomes: Sequence[Outcome])
     return Conclusion(outcome, [plan for plan in back if plan.charges], untouched)
 
 
-def _without_torn_shadows(reading: Reading, parts: Sequence[Part], readings: Sequence[Reading]) -> Conclusion:
-    buckets = with_whole_shadows(reading.buckets)
+def _refunds_of_torn_shadows(plan: AnyPlan, reading: Reading, parts: Sequence[Part], readings: Sequence[Reading]) -> list[Plan]:
     back = []
-    for part, of_part in zip(parts, readings):
+    for part, of_part in zip(parts, readings) if plan.verb == "spend" else ():
         torn = [
             bucket
             for place, bucket in zip(part.places, of_part.buckets)
-            if bucket.after is not None and buckets[place].after is None
+            if bucket.after is not None and reading.buckets[place].after is None
         ]
         if torn:
             back.append(full_refund(Plan.spend([bucket.charge for bucket in torn]), of_part._replace(buckets=torn)))
-    return Conclusion(reading._replace(buckets=buckets), [plan for plan in back if plan.charges])
+    return [plan for plan in back if plan.charges]
 
 
 def _missed(parts: Sequence[Part], outcomes: Sequence[Outcome]) -> frozenset[str]:
@@ -126,7 +125,7 @@ def _joined(plan: AnyPlan, parts: Sequence[Part], readings: Sequence[Reading]) -
     buckets = [places.get(place) or BucketReading(charge, (), None) for place, charge in enumerate(plan.charges)]
     now = max([reading.now for reading in readings])
     waited = max([reading.waited for reading in readings])
-    return Reading(now, buckets, all(reading.admitted for reading in readings), waited)
+    return Reading(now, with_whole_shadows(buckets), all(reading.admitted for reading in readings), waited)
 
 
 def _untouched(reading: Reading) -> tuple[Plan, Reading]:

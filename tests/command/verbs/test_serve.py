@@ -213,6 +213,16 @@ def test_wrong_usage(words: tuple[str, ...], said: str, monkeypatch: pytest.Monk
     assert "LIMITGATE_STORE" not in result.stderr
 
 
+def test_several_workers_take_no_socket_that_is_in_use(rules: Path) -> None:
+    uds = str(rules.parent / "gate.sock")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(uds)
+        other.listen()
+        result = CliRunner().invoke(limitgate, ["serve", "--rules", str(rules), "--uds", uds, "--workers", "2"])
+        assert (result.exit_code, f"cannot listen on {uds}: a process listens there" in result.stderr) == (2, True)
+        assert Path(uds).is_socket()
+
+
 def test_the_socket_of_an_ended_process_is_replaced(rules: Path) -> None:
     """SIGKILL, and SIGTERM under some servers, leave it."""
     uds = str(rules.parent / "gate.sock")

@@ -13,9 +13,9 @@ import redis
 from hypothesis import given, strategies as st
 from redis.crc import key_slot
 
-from limitgate import Limit, StoreError
-from limitgate.limits.bucket import Bucket, bucket_of
-from limitgate.limits.plan import Charge, Plan, Reading, read
+from limitgate import Limit, MemoryStore, StoreError
+from limitgate.limits.bucket import Bucket, bucket_of, buckets_of
+from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
 from limitgate.stores.redis import wire
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.cluster import SlotMap, concluded, parts_of
@@ -120,6 +120,20 @@ def test_the_error_of_parts_property(asked: tuple[Plan, list[list[int]]], faults
         missed = {charge.key for part in failed for charge in parts[part].plan.charges}
         named = len(failed) < len(parts) and "timeout" not in failed.values()
         assert error.keys == (missed if named else frozenset())
+
+
+@pytest.mark.parametrize(("verb", "given_back"), [("spend", ["r:k"]), ("peek", []), ("look", [])])
+def test_only_what_was_taken_of_a_shadow_is_given_back(verb: Verb, given_back: list[str]) -> None:
+    """A shadow rule that is full in one slot takes nothing in another one either; a look has taken nothing there."""
+    full, free = buckets_of((Limit("2/day", algorithm="fixed_window"), Limit("8/day")))
+    plan = Plan(tuple([Charge(f"r:k{each.suffix}", each, 1, enforced=False, rule="r") for each in (full, free)]), verb)
+    parts, store = parts_of(plan), MemoryStore(lambda: START)
+    store.spend(Plan((plan.charges[0]._replace(cost=2),)))
+    told = concluded(plan, parts, [store.spend(part.plan) for part in parts])
+    assert isinstance(told.outcome, Reading)
+    assert (len(parts), told.outcome.admitted) == (2, True)
+    assert [after for _, _, after in told.outcome.buckets] == [None, None]
+    assert [charge.key for back in told.refunds for charge in back.charges] == given_back
 
 
 def test_a_slot_map_learns_and_forgets() -> None:
