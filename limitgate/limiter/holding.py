@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
+from threading import RLock
 
 from limitgate.algorithms import holds
 from limitgate.errors import StoreError
@@ -12,6 +13,7 @@ from limitgate.limits.decision import SECOND
 from limitgate.limits.limit import Duration, as_seconds, kept_as
 from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, full_refund, new_slot
 from limitgate.process import waiting
+from limitgate.process.forking import reset_in_children
 from limitgate.stores.memory import MemoryStore
 
 
@@ -44,27 +46,35 @@ class Holds:
         self.of_key: dict[str, dict[int, Hold]] = {}
         self._earliest: dict[str, int] = {}
         self._now: Callable[[], int] = store.now if isinstance(store, MemoryStore) else _monotonic_us
+        self.reset_after_fork()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = RLock()
 
     def add(self, key: str, name: int, hold: Hold) -> None:
-        if key not in self.of_key and len(self.of_key) >= _MOST_KEYS:
-            self._forget(next(iter(self.of_key)))
-        hold.ends_at = self._now() + hold.us
-        self.of_key.setdefault(key, {})[name] = hold
-        self._earliest[key] = min(hold.ends_at, self._earliest.get(key, hold.ends_at))
+        with self._lock:
+            if key not in self.of_key and len(self.of_key) >= _MOST_KEYS:
+                self._forget(next(iter(self.of_key)))
+            hold.ends_at = self._now() + hold.us
+            self.of_key.setdefault(key, {})[name] = hold
+            self._earliest[key] = min(hold.ends_at, self._earliest.get(key, hold.ends_at))
 
     def remove(self, key: str, name: int) -> None:
-        holds_of_key = self.of_key.get(key, {})
-        holds_of_key.pop(name, None)
-        if not holds_of_key:
-            self._forget(key)
+        with self._lock:
+            holds_of_key = self.of_key.get(key, {})
+            holds_of_key.pop(name, None)
+            if not holds_of_key:
+                self._forget(key)
 
     def ended(self, key: str) -> list[Hold]:
-        now = self._now()
-        if now < self._earliest.get(key, 0):
-            return []
-        kept = tuple(self.of_key.get(key, {}).values())
-        self._earliest[key] = min([hold.ends_at for hold in kept if hold.ends_at > now], default=now)
-        return [hold for hold in kept if hold.ends_at <= now]
+        with self._lock:
+            now = self._now()
+            if now < self._earliest.get(key, 0):
+                return []
+            kept = tuple(self.of_key.get(key, {}).values())
+            self._earliest[key] = min([hold.ends_at for hold in kept if hold.ends_at > now], default=now)
+            return [hold for hold in kept if hold.ends_at <= now]
 
     def _forget(self, key: str) -> None:
         self.of_key.pop(key, None)

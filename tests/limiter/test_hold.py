@@ -11,13 +11,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 import redis
 
 from limitgate import AsyncLimiter, AsyncRedisStore, Configured, Limit, Limiter, MemoryStore, RedisStore, StoreError, testing
+from limitgate.limiter.holding import Hold, Holds
 from limitgate.limits.limit import NAMES
 from limitgate.stores.redis.cluster import hash_slot
 from tests.limiter.test_operations import Subject, opened
@@ -666,3 +669,25 @@ def test_the_sum_of_charged_and_held_property(subject: Subject, clock: Clock, se
                 model.held.pop(chosen, None)
                 del open_[chosen]
         assert look(subject, *limits) == [model.total] * 2, (seed, number, what)
+
+
+def test_holds_of_threads_that_end_at_the_same_time_are_all_known() -> None:
+    """One thread forgets a key whose last hold has ended, while another one adds a hold to it."""
+    held, hold = Holds(object()), cast(Hold, SimpleNamespace(us=60_000_000, ends_at=0))
+
+    def work(place: int) -> int:
+        lost = 0
+        for name in range(place * 10_000, (place + 1) * 10_000):
+            held.add("key", name, hold)
+            lost += name not in held.of_key.get("key", {})
+            held.remove("key", name)
+        return lost
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert sum(threads.map(work, range(4))) == 0
+    finally:
+        sys.setswitchinterval(interval)
+    assert held.of_key == {}
