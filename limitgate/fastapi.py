@@ -35,7 +35,7 @@ Part = str | Callable[..., Any] | params.Depends | UnionType
 class Refused(RateLimited, HTTPException):
     """A dependency refused the request.
 
-    The application's handler for `RateLimited` or the status makes the response, otherwise `LimitGate`.
+    The application's handler for `RateLimited` or the status responds; without one, `LimitGate` does.
     """
 
     def __init__(self, refusal: Refusal, decision: Decision) -> None:

@@ -1,6 +1,6 @@
 """For tests of applications with limits: `off`, `frozen` and `reset`, which apply to all objects in the process.
 
-`off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and Redis stores by memory.
+`off` and `frozen` set `limitgate.process.switch`. `frozen` replaces clocks, and replaces Redis by memory.
 """
 
 from __future__ import annotations

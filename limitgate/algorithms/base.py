@@ -224,7 +224,7 @@ def each_window(windows: int, text: str, between: str = " ") -> str:
 
 
 def compiled(source: str, name: str, **known: Any) -> Any:
-    """Compile source and return the object ``name``. Unrolled loops are two to three times as fast."""
+    """Compile source with unrolled loops, two to three times as fast. Return the object ``name``."""
     made: dict[str, Any] = {}
     exec(source, known, made)  # noqa: S102 - internal templates only
     return made[name]

@@ -1,4 +1,4 @@
-"""The line of requests that wait for a budget, in every process: tenants take turns by tokens.
+"""The line of requests in all processes that wait for a budget: tenants take turns by tokens.
 
 Start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM 1996) with equal weights. In virtual time, a ticket starts when its
 tenant's previous one ends, but not before the start of the last served ticket. The earliest start goes first, so a tenant with
@@ -78,7 +78,7 @@ class State(NamedTuple):
         return State(self.now, tuple(tickets), tuple(ends[-MAX_TICKETS:]))
 
     def telling(self, place: int) -> State:
-        """Return the state, with the tickets ahead of a place."""
+        """Return the state with totals of the tickets ahead of a place."""
         ahead = self.tickets[:place]
         return self._replace(
             requests=len(ahead),

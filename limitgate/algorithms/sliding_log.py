@@ -151,7 +151,7 @@ def apply_adjustment(log: Log, back: int, elapsed_us: int, grace_us: int, limit:
 
 
 def grace_us(state: State, limit: LimitNumbers) -> int:
-    """Return the time of the log's clock, by which a refund finds the entry."""
+    """Return the log's clock, by which a refund finds the entry."""
     return state.now
 
 

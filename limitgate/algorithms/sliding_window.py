@@ -75,7 +75,7 @@ def charged(state: State, cost: int, limit: LimitNumbers, turn_us: int) -> State
 
 
 def apply_adjustment(state: State, back: int, elapsed_us: int, grace_us: int, limit: LimitNumbers) -> State:
-    """Refund the window of the charge, or if unknown the current window first. Charge negative amounts to the current one."""
+    """Refund the charge's window; if unknown, the current window first. Charge negative amounts to the current one."""
     current, previous, left = state
     if back < 0:
         return min(current - back, MAX_USED), previous, left

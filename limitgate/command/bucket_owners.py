@@ -34,7 +34,7 @@ _FIXED = frozenset({"path", "method", "tier", "global"})
 
 
 def limits_of(rule: Rule, tiers: Sequence[str], key: str, asked: Service) -> tuple[Sequence[Bucket], str | None, bool]:
-    """Return the buckets, the caller's id, and False if limits may differ from the rule's."""
+    """Return the buckets, the caller's id, and False if the client may have other limits."""
     listed = [each for each in asked.rules.listed_callers if _tier(each, asked) in tiers]
     identifying = [each for each in listed if _identifies(rule, each)]
     for entry in identifying:

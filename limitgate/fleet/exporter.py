@@ -43,7 +43,7 @@ Series = tuple[str, tuple[str, ...]]
 
 
 class Totals:
-    """Counters by process, and the sum of those that ended long ago. Times are Unix seconds."""
+    """Counters by process, and the sum of processes that ended long ago. Times are Unix seconds."""
 
     def __init__(self) -> None:
         self._gone: dict[Series, list[float]] = {}

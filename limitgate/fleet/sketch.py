@@ -54,7 +54,7 @@ class Sketch:
     )
 
     def __init__(self, size: int = SIZE, cells: int = CELLS, runs: Runs = ({}, {})) -> None:
-        """``runs`` are those of the previous period."""
+        """``runs`` is `Sketch.runs` of the previous period."""
         self.size: int = size
         self._runs_before = runs
         self.total: int = 0
@@ -180,7 +180,7 @@ def top(sketch: Sketch) -> Top:
 def merge(tops: Iterable[Top], most: int | None = None) -> Top:
     """Add the counts of streams. Errors add up, because a name may also be in streams that don't list it.
 
-    ``since`` is the earliest that no pause separates from the last hit. ``most`` is the number of names to return.
+    ``since`` is the start of the last run without a pause. ``most`` is the number of names to return.
     """
     listed = list(tops)
     if len(listed) == 1:

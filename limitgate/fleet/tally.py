@@ -23,7 +23,7 @@ PERIOD: Final = 0.25
 """Seconds between counts."""
 MUCH: Final = 200
 MOST: Final = 2048
-"""Maximum of readings in a queue. A request that finds more counts them."""
+"""Maximum of readings in a queue. A request beyond it counts all queues."""
 NAMES: Final = 32
 """Maximum of clients that are named early in a period."""
 LONGEST: Final = 128

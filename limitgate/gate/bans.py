@@ -40,7 +40,7 @@ ROUNDS = 8
 
 class _Refusing(NamedTuple):
     charge: Charge
-    """The ban is in the first bucket."""
+    """The rule's first; its bucket has the ban."""
     compiled_rule: CompiledRule
     terms: BanTerms
 

@@ -115,9 +115,7 @@ class JournalFlows:
             change(listed, events)
             if (yield from self._writing(version, listed, events)):
                 return
-        raise StoreError(
-            f"the journal changed before each of {_TRIES} writes, expected a write without a concurrent change", "reply"
-        )
+        raise StoreError(f"the journal changed before each of {_TRIES} writes, expected no concurrent change; retry", "reply")
 
     def _reading(self) -> ConfigFlow[tuple[int, dict[str, Ban], list[Event]]]:
         stored: StoredConfig = yield ConfigRequest(self._key), self._timeout

@@ -158,7 +158,7 @@ def listing(limiter: Operations, key: str, report: Report) -> ConfigFlow[None]:
 
 
 def names(limiter: Operations) -> ConfigFlow[list[str]]:
-    """Return names in the store, those of keys first. Raises `StoreError`."""
+    """Return names in the store, unmasked ones first. Raises `StoreError`."""
     stored: StoredConfig = yield ConfigRequest(_index(limiter)), limiter._timeout
     full: list[str] = []
     other: list[str] = []

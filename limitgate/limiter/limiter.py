@@ -238,7 +238,7 @@ class AsyncLimiter(AsyncCalls):
         """Iterate over a source at the rate of the limits: ``async for page in limiter.pace(pages, "10/second"):``.
 
         Waits for a turn before each item, like `wait`. Processes with the same ``key`` share the rate. ``even`` reduces the
-        burst to the items of 10 ms. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block.
+        burst to 10 ms of items. ``cost`` may be a callable that returns an item's cost. A plain iterable must not block.
 
         A ban delays items; a permanent one raises `RateLimited`. After a failed wait, the iterator returns the same item next.
         Tasks of an event loop can share it. Raises `ConfigError` for limits that can't book turns, and with ``even`` for

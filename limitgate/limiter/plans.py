@@ -78,7 +78,7 @@ class Plans:
         return f"{self._start}budgets"
 
     def prepared(self, key: str, limits: Limits, cost: int) -> PlainSpend | None:
-        """Return None for other plans and invalid arguments; see `plan`."""
+        """Make a plain plan; None for others and invalid arguments; see `plan`."""
         if type(cost) is not int or cost > _PREPARED or not isinstance(key, str) or switch.null_store is not None:
             return None
         if limits and isinstance(limits[0], Configured):

@@ -141,7 +141,7 @@ class Limit:
             if given is not None or not period:
                 raise ConfigError(f"limit {text!r} has warm_up, expected a rate without burst: one request passes at a time")
             if algorithm not in (None, "warm_up"):
-                raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm than that, not {algorithm!r:.40}")
+                raise ConfigError(f"limit {text!r} has warm_up, expected no other algorithm; remove {algorithm!r:.40}")
             says, default, given, warm_up = True, "warm_up", 1, seconds_of(warm_up)
         if not count:
             if algorithm not in (None, "concurrency", *NAMES):

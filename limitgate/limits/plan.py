@@ -91,7 +91,7 @@ class Charge(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Charges of a request: all are made, or none."""
+    """Charges of a request: all that fit are made, or none."""
 
     charges: tuple[Charge, ...]
     verb: Verb = "spend"
@@ -357,7 +357,7 @@ class Returned(NamedTuple):
 
 
 def returned(correction: Plan, after: Reading, charges: Iterable[tuple[int, BucketReading]]) -> list[Returned]:
-    """Return the refunded part of a correction. Only for GCRA, whose later turns all move up."""
+    """Return the refunded part of a correction. Only for GCRA, where refunds move up all later turns."""
     given = []
     made = {(bucket.charge.key, bucket.charge.bucket.ids): (now, bucket.before) for now, bucket in charges}
     for charge, (_, debts, _) in zip(correction.charges, after.buckets):

@@ -77,7 +77,7 @@ class Estimate(NamedTuple):
     input: int
     """Tokens in the body: text, schemas and media."""
     output: int | None
-    """Maximum tokens; None without one."""
+    """Maximum output tokens; None if unknown."""
     is_partial: bool = False
     """True if some input is outside the body: a conversation, a file, or a provider's tool."""
 

@@ -123,7 +123,7 @@ _ELSEWHERE = {
 _TEXT = "limits are text such as '5 per 15 minutes' or '10/s burst 20'; "
 
 _MOST = 100
-"""Maximum of names that are all listed."""
+"""Up to this many names, all are listed."""
 
 _LONG = 5
 """Length from which a part of a name suggests it: ``socket_timeout`` for ``timout``."""

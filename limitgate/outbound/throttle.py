@@ -194,7 +194,7 @@ class ClientThrottle(Generic[Request, Kind]):
     ) -> None:
         checked = CheckedOptions.of(options)
         if not callable(key):
-            raise ConfigError(f"key is {key!r:.80}, expected a callable that returns the text for a request")
+            raise ConfigError(f"key is {key!r:.80}, expected a callable that returns the key of a request")
         if not callable(repeatable):
             raise ConfigError(
                 f"repeatable is {repeatable!r:.80}, expected a callable that returns whether a request may be sent again, "

@@ -30,11 +30,11 @@ TARGET_S = 0.005
 INTERVAL_S = 0.100
 """A loop with more than `TARGET_S` of lag for this many seconds is hot."""
 INTERVAL_REQUESTS = 10
-"""The same as a number of requests, if they take longer."""
+"""Minimum number of requests: the longer of both applies."""
 BUDGET_S = 0.010
 """Seconds for requests per iteration of a hot loop."""
 BUDGET_REQUESTS = 2
-"""The same as a number of requests, if they take longer."""
+"""Minimum number of requests: the longer of both applies."""
 WAITING_S = 0.030
 """Seconds to add to the lag while connections wait, because they haven't caused work yet."""
 LEARNED = 0.1

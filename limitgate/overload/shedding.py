@@ -160,11 +160,11 @@ W = TypeVar("W", bound=Hashable)
 INTERVAL_S = 0.100
 """A queue is standing if it hasn't been empty for this many seconds."""
 INTERVAL_PLACES = 10
-"""The same as a number of released permits, if they take longer."""
+"""Minimum number of released permits: the longer of both applies."""
 MOMENT_S = 0.005
 """Maximum wait in a standing queue."""
 MOMENT_PLACES = 2
-"""The same as a number of released permits, if they take longer."""
+"""Minimum number of released permits: the longer of both applies."""
 MOST = 1000
 """Maximum of waiting requests. More would take memory and time out."""
 

@@ -1,4 +1,4 @@
-"""Interfaces of a store, the only component with I/O or a wall clock. Limits the size of a call to Redis.
+"""Interfaces of a store. `Room` limits the size of a call to Redis.
 
 Attributes declare features, see `limitgate.gate.flow`: ``takes_plain`` accepts `PlainSpend` and `PlainRefund`.
 """

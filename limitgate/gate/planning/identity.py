@@ -207,7 +207,7 @@ def _text(value: Any) -> str | None:
 
 _PLAIN = (str, int, UUID, NoneType)
 _TUPLE = "\0"
-"""Prefix of a tuple's text; doubled in other texts."""
+"""Prefix of a tuple's text; doubled if other text starts with it."""
 
 
 def _plain(text: str) -> str | None:

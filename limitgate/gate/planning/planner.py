@@ -298,7 +298,7 @@ class Planner:
         return (None, ()) if route is None else (route.template, route.marks)
 
     def _prepare(self, tier: str, request: Request, version: object) -> AnyPlans:
-        """Prepare plans. Plans for long keys, unknown methods, or routes without ``version`` aren't cached."""
+        """Prepare plans. Not cached by path: long paths, OPTIONS, unknown methods, plans without ``version``."""
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED

@@ -30,7 +30,7 @@ GivesLogin = Callable[[], Given]
 AsyncGivesLogin = Callable[[], Given | Awaitable[Given]]
 
 LONGEST = 10.0
-"""Seconds until another call may begin, although one hangs."""
+"""Seconds after which another call may begin while one hangs."""
 MOST_HANGING = 4
 _RENEWED_AFTER = 0.75
 """A login is renewed after this share of its validity."""

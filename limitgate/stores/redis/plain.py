@@ -189,7 +189,7 @@ def _given(shape: ScriptVariant) -> Callable[[Sequence[PlainRefund]], bytes]:
 
 PlainAnswers = tuple[int, bool, Sequence[int] | None]
 """Server clock in Unix µs, True if Redis is out of memory, and a result per plan (None if all are `ADMITTED`). A result is
-`ADMITTED`, `NOT_CARRIED_OUT`, or for a refusal 0 or 2.
+`ADMITTED`, `NOT_CARRIED_OUT`, 0 if refused, 2 if admitted but not all charges fit.
 """
 
 

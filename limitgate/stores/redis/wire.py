@@ -160,7 +160,7 @@ class Call:
         return any(plan.has_adjustments for plan in self.requested)
 
     def follow(self, other: Call) -> None:
-        """Continue a call that was split. ASKING isn't sent, because an importing node would create a bucket."""
+        """Continue a call that was split. ASKING isn't copied, because an importing node would create a bucket."""
         self.config, self.sent, self.in_full, self.hops = other.config, other.sent, other.in_full, other.hops
 
     def repeated(self) -> Call:

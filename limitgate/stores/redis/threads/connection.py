@@ -61,7 +61,7 @@ class ListenDeadline:
 
 
 class WaitForThread:
-    """A deadline for a wait for another thread, because that thread may wait for the GIL as well."""
+    """A deadline for a wait for another thread, which may wait for the GIL itself."""
 
     def __init__(self, listen_deadline: ListenDeadline) -> None:
         self.listen_deadline = listen_deadline
