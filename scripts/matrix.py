@@ -139,7 +139,9 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx httpx2 flask[async] freezegun"
-        wanted += " http-sf trio uvicorn fastapi requests aiohttp django time-machine hiredis"
+        wanted += (
+            " http-sf trio uvicorn fastapi requests aiohttp django djangorestframework time-machine hiredis prometheus-client"
+        )
         python = environment(cell, interpreter(cell, version), "--prefer-binary", "--editable", ".", *wanted.split())
         folders = "tests/algorithms tests/limits tests/http tests/rules tests/gate tests/process tests/stores"
         options = "-n auto --quick -W ignore::DeprecationWarning"
