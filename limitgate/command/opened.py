@@ -9,6 +9,7 @@ from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError
@@ -71,6 +72,12 @@ def key_options(verb: Verb) -> Verb:
             "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
         ),
     )
+
+
+def rules_beside(app: str | None, rules: str | None) -> str | None:
+    """Drop LIMITGATE_RULES beside ``--app``, because the rules of the application's gate override it."""
+    source = click.get_current_context().get_parameter_source("rules")
+    return None if app is not None and source == ParameterSource.ENVIRONMENT else rules
 
 
 def decorated(verb: Verb, *decorators: Callable[[Verb], Verb]) -> Verb:

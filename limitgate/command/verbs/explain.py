@@ -14,7 +14,7 @@ import click
 from limitgate.command import refusal
 from limitgate.command.applications import RULES
 from limitgate.command.client_state import document_of, header_of, target_of, tell_of_routes
-from limitgate.command.opened import app_option, key_options, timeout_option
+from limitgate.command.opened import app_option, key_options, rules_beside, timeout_option
 from limitgate.command.output import (
     FOUND,
     decision_fields,
@@ -95,8 +95,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
     For example: limitgate explain GET /api/hello --rules config/ --ip 203.0.113.7 -H 'X-API-Key: demo-vip-key'
     """
-    if app is not None and ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT:
-        rules = None  # those of the application's gate override LIMITGATE_RULES
+    rules = rules_beside(app, rules)
     of_keys = {"key_prefix": key_prefix, "secret": secret, "ipv6_prefix": ipv6_prefix}
     asked = service(rules, app, store=store, trusted_proxies=trusted_proxy or None, **of_keys)
     if refused is not None:

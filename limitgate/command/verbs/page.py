@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.applications import RULES
 from limitgate.command.listening import listen
-from limitgate.command.opened import app_option, timeout_option
+from limitgate.command.opened import app_option, rules_beside, timeout_option
 from limitgate.command.output import say
 from limitgate.command.service import service
 from limitgate.command.stored import settings_of
@@ -41,10 +41,7 @@ _ENDS_WITHIN_S = 2
     "--names", default="masked", show_default=True, type=click.Choice(["masked", "full", "off"]), help="How to show clients."
 )
 @timeout_option
-@click.pass_context
 def verb(
-    ctx: click.Context,
-    /,
     *,
     rules: str | None,
     app: str | None,
@@ -72,8 +69,7 @@ def verb(
             import uvicorn
     except ModuleNotFoundError as error:
         raise click.UsageError(str(error)) from error
-    if app is not None and ctx.get_parameter_source("rules") == click.core.ParameterSource.ENVIRONMENT:
-        rules = None  # those of the application's gate override LIMITGATE_RULES
+    rules = rules_beside(app, rules)
     asked = service(rules, app, **options) if rules or app else None
     settings = settings_of(None, RuleSet([]), options) if asked is None else asked.settings
     store = url_of(settings.store)
