@@ -236,7 +236,7 @@ class StoreError(LimitGateError):
 
 
 def check_switches(**switches: object) -> None:
-    """Raise `ConfigError` for a value that is no bool, because the text ``"no"`` is true."""
+    """Raise `ConfigError` for a value that isn't a bool, because the text ``"no"`` would be true."""
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r:.40}, expected True or False")

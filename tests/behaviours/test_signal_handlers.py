@@ -206,8 +206,8 @@ def _line(frame: FrameType, ahead: int = 0) -> str:
 def _begins(frame: FrameType, line: str, before: str) -> bool:
     """True if a block begins with a line: no signal strikes there, as no call has ended just before.
 
-    Or a comprehension goes on, which CPython 3.12 traces as lines of its function: what is raised there by a tracer, and by no
-    signal, leaves a ``with`` without its end.
+    Also true if a comprehension goes on. CPython 3.12 traces its steps as lines of the function. An error of a tracer in such a
+    step leaves a ``with`` without its end; an error of a signal handler doesn't.
     """
     return line.startswith(("try:", "with ")) or _line(frame, -1) == "finally:" or line == before
 

@@ -146,7 +146,7 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object, began: float) -> None:
-        """Inspect a new connection. It proves nothing about errors after it ``began``, in `monotonic` seconds."""
+        """Inspect a connection that ``began`` at a time in `monotonic` seconds. It doesn't end later errors."""
         _, failed = self._told.get(server, (None, math.inf))
         if failed < began:
             self._told.pop(server, None)
