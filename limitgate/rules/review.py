@@ -19,7 +19,7 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.lint import most_within
 from limitgate.rules.options import check_part
-from limitgate.rules.rule import EVERY, Rule, RuleSet
+from limitgate.rules.rule import DEFAULTS, EVERY, Rule, RuleSet
 
 _RESERVED = IPv4Network("240.0.0.0/4")
 
@@ -43,10 +43,8 @@ def review(rules: RuleSet, callers: Sequence[KnownCaller] = (), *, identifies: b
         for method, wanted in rule.misspelt_methods():
             yield Oddity(rule, ("methods",), f"unusual method {method!r}, did you mean {wanted}?")
         yield from _clients(rule)
+        yield from _unused(rule)
         yield from _on_error(rule)
-        if rule.ban is not None and rule.shadow:
-            message = "has no effect because the rule is in shadow mode, which bans no client, expected none"
-            yield Oddity(rule, ("ban",), message)
         if rule.key_asks("caller") and not (rules.callers or identifies):
             yield Oddity(rule, ("key",), "counts by caller, but no callers are listed, expected callers")
     yield from _callers(rules, callers)
@@ -182,13 +180,19 @@ def _clients(rule: Rule) -> Iterator[Oddity]:
             yield Oddity(rule, ("clients", place), f"{text} can't be a client's address, expected addresses that clients use")
 
 
-def _on_error(rule: Rule) -> Iterator[Oddity]:
-    if rule.on_error is None:
+def _unused(rule: Rule) -> Iterator[Oddity]:
+    unused, why = ("on_error", "ban"), "is in shadow mode, which refuses nothing"
+    if not rule.has_limits:
+        unused, why = ("key", "cost", "lease", "on_error", *(("shadow",) if rule.exempt else ())), "has no limits"
+    elif not rule.shadow:
         return
-    if rule.shadow or not rule.has_limits:
-        what = "is in shadow mode" if rule.shadow else "has no limits"
-        yield Oddity(rule, ("on_error",), f"has no effect because the rule {what}, expected none")
-    elif rule.on_error == "local" and isinstance(rule.cost, int):
+    for field in unused:
+        if getattr(rule, field) != DEFAULTS[field]:
+            yield Oddity(rule, (field,), f"has no effect because the rule {why}, expected none")
+
+
+def _on_error(rule: Rule) -> Iterator[Oddity]:
+    if rule.on_error == "local" and rule.has_limits and not rule.shadow and isinstance(rule.cost, int):
         tight = next((limit for limit in rule.every_limit if limit.period and 0 < limit.burst < 2 * max(1, rule.cost)), None)
         if tight is not None:
             message = f"each process admits a request under {tight} while the store fails, expected closed if one is too many"
