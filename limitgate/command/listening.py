@@ -18,7 +18,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise click.UsageError(f"cannot listen on {host}:{port}: {error.strerror}, expected a free port") from error
 
 
-def clear_socket(path: str, *, takes_over: bool) -> None:
+def clear_socket(path: str) -> None:
     """Remove the unix socket of an ended process. Raises `click.UsageError`."""
     place = Path(path)
     with socket.socket(socket.AF_UNIX) as probe:
@@ -26,8 +26,6 @@ def clear_socket(path: str, *, takes_over: bool) -> None:
             if place.is_socket():
                 with suppress(ConnectionRefusedError):
                     probe.connect(path)
-                    if takes_over:
-                        return
                     raise click.UsageError(f"cannot listen on {path}: a process listens there, expected a free path")
             else:
                 probe.bind(path)

@@ -75,7 +75,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
         raise click.UsageError(str(error)) from error
     given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}
     _check_options({**given, "rules": None})
-    _check_places(host, port, uds, grpc, takes_over=workers == 1)
+    _check_places(host, port, uds, grpc)
     os.environ.update({f"{PREFIX}{name}".upper(): value for name, value in given.items() if value is not None})
     settings = GateSettings()
     if not settings.trusted_proxies:
@@ -115,13 +115,13 @@ def _check_options(given: dict[str, Any]) -> None:
         opened.close()
 
 
-def _check_places(host: str, port: int, uds: str | None, grpc: int | None, *, takes_over: bool) -> None:
+def _check_places(host: str, port: int, uds: str | None, grpc: int | None) -> None:
     # The server would exit with `NO_STORE`.
     if uds:
         unused = [f"--{name}" for name in (("port",) if grpc else ("port", "host")) if _is_given(name)]
         if unused:
             raise click.UsageError(f"expected either --uds or {unused[0]}, not both")
-        clear_socket(uds, takes_over=takes_over)
+        clear_socket(uds)
     for each in [*([] if uds else [port]), *([] if grpc is None else [grpc])]:
         listen(host, each).close()
 

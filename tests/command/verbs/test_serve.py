@@ -213,12 +213,13 @@ def test_wrong_usage(words: tuple[str, ...], said: str, monkeypatch: pytest.Monk
     assert "LIMITGATE_STORE" not in result.stderr
 
 
-def test_several_workers_take_no_socket_that_is_in_use(rules: Path) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_socket_in_use_is_not_taken_over(rules: Path, workers: str) -> None:
     uds = str(rules.parent / "gate.sock")
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(uds)
         other.listen()
-        result = CliRunner().invoke(limitgate, ["serve", "--rules", str(rules), "--uds", uds, "--workers", "2"])
+        result = CliRunner().invoke(limitgate, ["serve", "--rules", str(rules), "--uds", uds, "--workers", workers])
         assert (result.exit_code, f"cannot listen on {uds}: a process listens there" in result.stderr) == (2, True)
         assert Path(uds).is_socket()
 
