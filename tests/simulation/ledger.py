@@ -102,13 +102,14 @@ class Ledger:
         if plan.verb == "spend" and (reading.now, reading.admitted) not in [answer[:2] for answer in said]:
             self.world.found(f"{call} was told {'yes' if reading.admitted else 'no'}, but the server said {said}")
 
-    def _executed_at(self, plan, now: int, us: int, number: int) -> tuple[int, int]:
+    def _executed_at(self, plan, now: int, us: int, number: int) -> tuple[int, int, int]:
+        """Return when the reported admission took place, and the id of its token: a call is sent again in another form."""
         for token in _tokens(plan):
             if (executed := self.executed(token)) is not None:
                 for clock, admitted, *when in executed.answers:
                     if clock == now and admitted:
-                        return when[0], when[1]
-        return us, number
+                        return when[0], when[1], id(token)
+        return us, number, id(plan)
 
     def executed(self, token):
         for server in self.servers:
@@ -184,7 +185,7 @@ class Ledger:
                 self.world.found(f"{call} at {us / SECOND:.6f} was admitted above the limit: {over}")
 
     def _events(self) -> tuple[list[tuple[int, int, str, Any]], dict[int, int]]:
-        """Return what raises and lowers debts, in order, and how often each plan was reported as admitted."""
+        """Return what raises and lowers debts, in order, and how often each token was reported as admitted."""
         events: list[tuple[int, int, str, Any]] = []
         told: dict[int, int] = defaultdict(int)
         by_token: dict[int, Call] = {}
@@ -195,10 +196,8 @@ class Ledger:
                     continue
                 us, number = when
                 if source == "store":
-                    us, number = self._executed_at(plan, now, us, number)
-                    told[id(plan)] += 1
-                    if isinstance(plan, PlainSpend):
-                        told[id(plan.whole_plan)] += 1
+                    us, number, token = self._executed_at(plan, now, us, number)
+                    told[token] += 1
                 events.append((us, number, "admit", (call, plan)))
         for server in self.servers:
             for us, number, why, token, key, gone in server.vanished:
@@ -225,7 +224,7 @@ class Ledger:
         if call.kind != "reserve":
             return [call.cost * weight for weight in bucket.weights]
         plan, now, _, _, at, number = call.readings[0]
-        began, _ = self._executed_at(plan, now, at, number)
+        began, _, _ = self._executed_at(plan, now, at, number)
         elapsed = us - began + sum(step for when, _, step in self.steps if began <= when <= us and step < 0)
         left = []
         for debt, weight, count in zip(self.before[id(plan)], bucket.weights, bucket.counts):

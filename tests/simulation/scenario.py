@@ -373,8 +373,12 @@ class Scenario:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 world.found(f"{process} raised {task.exception()!r}")
         if "slot" in self.kinds and not world.findings:
-            # Lost releases are sent again at once, slots of the dead expire.
+            # Lost releases are sent again at once, slots of the dead expire: after a step back, they age from the next call.
             if not all(process.alive for process in world.processes):
+                for process, limiter in self.alive()[:1]:
+                    for key, _ in self.keys:
+                        name = f"slot {key} 3"
+                        self.start(process, self.asked(process, "peek", name, 1, limiter.peek(name, "3 at once")))
                 world.run(lambda: bool(world.findings), within=concurrency.HELD_US / SECOND + 12)
             bucket = bucket_of("3 at once")
             for key in self.server.store._shards[0]:
