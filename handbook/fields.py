@@ -120,7 +120,7 @@ def _field(name: str, field: FieldInfo, texts: dict[str, str]) -> Field:
 def default(field: FieldInfo) -> str:
     """What a field is if it is not given, as it is written in Python."""
     if field.is_required():
-        return "has to be given"
+        return "required"
     return spelled(field.get_default(call_default_factory=True))
 
 

@@ -53,7 +53,7 @@ def _limit() -> list[Field]:
         Field(
             "`limit`",
             "text",
-            "has to be given",
+            "required",
             "Count and period, optionally with a burst; in Python the first argument.",
         )
     ]

@@ -120,10 +120,10 @@ class KnownCaller(BaseModel, extra="forbid", frozen=True, hide_input_in_errors=T
     tier: Text | None = None
     """Tier; by default that of the file."""
     priority: Priority = NORMAL
-    """High may use the ``reserve`` of rules, normal may not, and low must leave twice as much."""
+    """High may use the ``reserve`` of rules, normal may not; for low, the reserve is twice as large."""
 
     limits: Annotated[dict[str, tuple[Limit, ...]], PlainValidator(_by_rule)] = {}
-    """Own limits by rule name, each a limit or a list, instead of the rule's."""
+    """Limits that replace those of rules, by rule name; each is a limit or a list."""
 
     @field_validator("api_key")
     @classmethod

@@ -168,8 +168,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     name: Name
     """Up to 64 letters, digits, dots, hyphens and underscores; unique in a tier. Clients see it in ``violated-policies``."""
     limits: tuple[Annotated[Limit, PlainValidator(limit_of_rule)], ...] = ()
-    """Limits such as ``100/minute`` or ``10/s burst 20``; all must have room. With its own cost: ``{limit: 200000/minute, cost:
-    900}``. In Python also a callable.
+    """Limits such as ``100/minute`` or ``10/s burst 20``; all must have room. A limit can have its own cost: ``{limit:
+    200000/minute, cost: 900}``. In Python also a callable.
     """
     qps: Count | None = None
     """Requests per second; 0 refuses all."""
@@ -198,7 +198,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     key: Annotated[tuple[StrictStr, ...], Field(min_length=1), BeforeValidator(_named_parts), each_is(check_part)] = ("ip",)
     """Parts of a request that select its bucket. See docs/keys.md."""
     tier: Text | None = None
-    """Tier; in a file, by default that of the file."""
+    """Tier whose callers the rule applies to; in a file, by default the file's."""
     cost: Annotated[Cost, PlainValidator(_cost_or_callable)] = 1
     """Cost of a request; ``tokens``, ``input_tokens`` or ``output_tokens`` for language models, see docs/budgets.md; in Python
     also a callable ``(request) -> int``.
@@ -216,9 +216,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     shadow: StrictBool = False
     """Count and report, but never refuse."""
     exempt: StrictBool = False
-    """Exempt matching requests from every rule: an allow list with ``clients``."""
+    """Exempt matching requests from every rule; with ``clients``, an allow list."""
     deny: StrictBool = False
-    """Answer matching requests with 403, without a charge: a deny list with ``clients``."""
+    """Answer matching requests with 403, without a charge; with ``clients``, a deny list."""
     lease: Annotated[int, Field(strict=True, ge=0)] = 0
     """Requests that a process takes in advance, unless a limit has its own ``lease``; 0: none."""
     algorithm: Annotated[StrictStr | None, AfterValidator(_known_algorithm)] = None
@@ -226,11 +226,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     align: StrictStr | None = None
     """Start of a ``fixed_window``, unless a limit has its own. A time zone needs windows of whole days."""
     max_delay: Annotated[float | None, PlainValidator(_delay)] = None
-    """Longest wait of a request before refusal: seconds, or ``2s``. 0 is valid only with ``adaptive``."""
+    """Longest wait of a request for its turn: seconds, or ``2s``. 0 is valid only with ``adaptive``."""
     priority: Priority | None = None
     """Priority under this rule; by default that of the caller."""
     reserve: Annotated[Fraction, PlainValidator(share_of)] | None = None
-    """Share of each limit kept for high priority, such as ``20%``. Low priority must leave twice as much."""
+    """Share of each limit that only high priority may use, such as ``20%``. For low priority, the share is twice as large."""
 
     _limits_by: LimitsBy | None = PrivateAttr(None)
     _own_costs: Mapping[int, Cost] = PrivateAttr({})

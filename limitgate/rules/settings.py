@@ -133,7 +133,7 @@ class Settings(BaseSettings):
     on_error: OnError = "open"
     """Behaviour while the store fails: admit, answer 503, or limit in this process alone."""
     processes: Annotated[WholeNumber, Field(ge=1, le=100_000)] = 1
-    """Number of processes, which share the limits under ``local``."""
+    """Number of processes that divide the limits under ``local``."""
     timeout: Annotated[float, Field(gt=0, le=60), BeforeValidator(_duration)] = 0.1
     """Longest total wait of a request for the store: seconds, or ``100ms``."""
     trusted_proxies: Annotated[Strings, each_is(lambda entry: TrustedProxies([entry], "x-forwarded-for"))] = ()

@@ -108,10 +108,10 @@ def test_types_in_plain_words(annotation: Any, words: str) -> None:
 
 
 def test_a_table_of_fields() -> None:
-    """Docstrings become one line of Markdown, pages in it links; what has no default has to be given."""
+    """Docstrings become one line of Markdown, pages in it links; what has no default is required."""
     assert table(fields_of(Sample)).splitlines()[2:] == [
         "| `some` | whole number | `3` | How many; at least `one` \\| none. |",
-        "| `named` | text | has to be given | See [keys.md](keys.md). |",
+        "| `named` | text | required | See [keys.md](keys.md). |",
     ]
     assert docstrings(Sample).keys() == {"some", "named"}
 
