@@ -27,23 +27,23 @@ Cell = Callable[[Outcomes, str], str]
 """What to write about one contender."""
 
 _LEAD = """\
-With this page you can compare what LimitGate and its peers cost per request in CPU, Redis commands and memory. `make bench`
-writes it."""
+This page compares what LimitGate and its peers cost per request in CPU, Redis commands and memory. `make bench` generates
+it."""
 _HOW = """\
 Each limiter protects the same application with one route, by README's first rule: 5 per second, 100 per minute and 2,000
 per day for each client. LimitGate uses `key: [path, ip]` and sends rate headers; the peers count by address.
 
-CPU is that of the process, called without a server, on uvloop, minus the bare application's. All contenders take turns in
-many short rounds. Figures and ratios are medians over the rounds; the best round is in parentheses. Buckets drain between two
-requests of a client.
+Figures are the CPU time of the process minus that of the bare application, both on uvloop without a server. All contenders take
+turns in many short rounds. Figures and ratios are medians over the rounds; the best round is in parentheses. Buckets drain
+between two requests of a client.
 
 Redis runs on the same machine, on a unix socket. Smooth windows admit at most their burst at once; fixed windows admit twice
 as much around a boundary. By default, redis-py's pool refuses the 101st connection."""
 _CALLS = """\
-The rows below the limiters don't limit. Prepacked, shared calls are the minimum for a call to Redis."""
+The last four rows only show the cost of calls to Redis. Shared calls with prepacked arguments are the minimum."""
 _KINDS = """\
-The whole example is `config/`, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's API key, three
-are logins, one is a health check."""
+The whole example has `config/`, a trusted proxy, and a login with a decorator. Of 32 requests, one has a VIP's
+API key, three are logins, and one is a health check."""
 _COMPARED = """\
 "Times the peer" is LimitGate's CPU divided by that of the cheapest peer with the same feature. Each option changes one thing
 in README's rule (`benchmarks/options.py`). LimitGate sends rate headers, the peers don't. Flask-Limiter runs in Flask, one
@@ -167,7 +167,7 @@ def _on_both(
             ]
             for contender in contenders
         ]
-        tables.append(table([f"{title}, at once", *map(str, by_concurrency), "doesn't have"], [*rows, *more]))
+        tables.append(table([f"{title}, at once", *map(str, by_concurrency), "lacks"], [*rows, *more]))
     return tables
 
 
