@@ -51,10 +51,10 @@ note_none()
 class RateLimit:
     """A limit as a dependency: ``Depends(RateLimit("10/minute", key=[current_user]))``.
 
-    Takes the arguments of `limitgate.limit`, except ``per``. ``key`` may contain dependencies, whose results select the bucket:
-    text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent. If a limit refuses, the others are
-    refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. Works on WebSocket routes. The default
-    ``name`` is stable.
+    Takes the arguments of `limitgate.limit`, except ``adaptive``, ``per`` and ``replaces``. ``key`` may contain dependencies,
+    whose results select the bucket: text, a number, a UUID, or an object, mapping or tuple with an id. None counts as absent.
+    If a limit refuses, the others are refunded. Routes with the same `RateLimit` share it, unless ``key`` has ``path``. Works
+    on WebSocket routes. The default ``name`` is stable.
 
     Returns the `Decision`, or None if LimitGate is off or the request exempt. Raises `ConfigError` for the errors of a `Rule`
     and without `LimitGate`, `TypeError` for results without an id.
