@@ -40,7 +40,7 @@ TESTED = {
         "`RateLimiterMiddleware`": "integrations/test_fastapi.py::test_all_limits_are_charged_together",
         "`blocking=True`": "behaviours/test_shaping.py::test_requests_wait_for_their_turn",
         "`WebSocketRateLimiter`": "page::Messages over a WebSocket",
-        "its `context_key`, and a": "integrations/test_ports.py::test_messages_by_what_they_say",
+        "`context_key` of `WebSock": "integrations/test_ports.py::test_messages_by_what_they_say",
         "`@skip_limiter`": "integrations/test_ports.py::test_dependencies_by_method_several_and_skipped",
     },
     "Flask-Limiter": {
