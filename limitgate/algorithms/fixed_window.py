@@ -57,7 +57,7 @@ def check(limit: LimitNumbers) -> str | None:
     if limit.burst != limit.count:
         return "no burst: all of a window's requests may come at once"
     if limit.months and limit.align == FIRST_REQUEST:
-        return "align utc or a time zone, because a month begins on its first day"
+        return "align utc or a time zone, because a calendar month can't begin at the first request"
     if limit.align in (None, *ALIGNED):
         return None
     if not is_zone(limit.align):

@@ -90,7 +90,7 @@ class Screen:
 
     def _look(self, show: Callable[[list[RenderableType]], None], console: Console) -> str:
         while True:
-            # A store that fails is shown, with the figures before.
+            # If the store fails, this returns the error with the previous figures.
             self._figures = self._reader.read()
             due = time.monotonic() + EVERY
             while (left := due - time.monotonic()) > 0:
@@ -180,7 +180,7 @@ def _keys() -> Iterator[None]:
 def _key(left: float) -> str:
     try:
         ready, _, _ = select.select([sys.stdin], [], [], left)
-    except (OSError, ValueError):  # A console of Windows is no socket.
+    except (OSError, ValueError):  # A Windows console isn't a socket.
         time.sleep(left)
         return ""
     if not ready:

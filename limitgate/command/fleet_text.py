@@ -24,7 +24,7 @@ def process_rows(figures: Figures) -> list[tuple[str, ...]]:
             f"{each['host']}:{each['pid']}",
             seconds(each["uptime"]),
             each["version"],
-            _revisions(each["gates"]) + ("" if each["follows"] else " (others have another)"),
+            _revisions(each["gates"]) + ("" if each["follows"] else " (differs from most)"),
             f"{each['requests_per_second']:,.1f}",
             f"{each['refused_per_second']:,.1f}",
             f"{each['requests']:,}",

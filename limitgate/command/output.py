@@ -163,7 +163,7 @@ def _endless(number: float) -> float:
 
 
 def print_decision(decision: Decision, *, is_charged: bool = False) -> None:
-    """``is_charged``: the figures of an admitted request include it."""
+    """With ``is_charged``, the figures include the request if it was admitted."""
     is_charged &= decision.allowed
     shadows: dict[str, bool] = {}
     for each in decision.standings:

@@ -121,7 +121,7 @@ def _check_time(text: str, at: float) -> None:
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
         raise click.UsageError(
-            f"{text!r:.80} can't be the id of a refusal, because its time is {when}; expected the id as the response has it"
+            f"{text!r:.80} can't be the id of a refusal, because its time is {when}; expected the id exactly as in the response"
         )
 
 
@@ -188,10 +188,14 @@ def show(resolved: _Resolved) -> None:
             why = f": {printable(ban.reason)}" if ban.reason else ""
             say(f"{banned(ban.by, ban.retry_after(time.time()))}{why}")
     if not resolved.found:
-        say("", f"none of these rules refused: pass --app for decorators, or other rules; the key ends in {resolved.id.digest}")
         say(
-            "or the id has another key: it predates a flush of the store, or its process has another store, secret or "
-            f"--key-prefix than {prefix}"
+            "",
+            "none of these rules refused this request: pass --app for decorators, or other rules; the bucket's key ends in "
+            f"{resolved.id.digest}",
+        )
+        say(
+            "or the id was encrypted with another key: before a flush of the store, or by a process with another store, secret "
+            f"or --key-prefix than {prefix}"
         )
         say("or the id is mistyped: copy it from the response, because one wrong character makes it unreadable")
     _show_traces(resolved.traces)

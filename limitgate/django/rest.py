@@ -182,7 +182,7 @@ class SimpleRateThrottle(Throttle):
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
         if cls.limits:
-            raise ConfigError(f"{cls.__qualname__}: limits are those of its rate, expected rate or scope")
+            raise ConfigError(f"{cls.__qualname__} has limits, but takes them from a rate, expected rate or scope")
 
     def __init__(self) -> None:
         if not self.rate:
@@ -223,7 +223,7 @@ class SimpleRateThrottle(Throttle):
             return not self._throttles(request) or self._allows(request, exchange, rule, request.user)
         try:
             key = self.get_cache_key(request, view)
-        # A rule that counts by address finds this, too.
+        # A rule that counts by address raises this again.
         except HeadersTooLargeError:
             return self._allows(request, exchange, rule, None)
         return key is None or self._allows(request, exchange, rule, key)

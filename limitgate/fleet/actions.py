@@ -24,7 +24,7 @@ def client_bucket(
     listed = [] if found is None else [*found["most_refused"], *found["most_used"]]
     who = next((each["who"] for each in listed if each["key"] == key), None)
     if found is None or who is None:
-        raise ConfigError(f"rule {rule!r:.80} lists no client {key!r:.80}, expected a client in the figures")
+        raise ConfigError(f"the figures list no client {key!r:.80} of rule {rule!r:.80}, expected a listed client")
     prefix = figures["prefix"]
     return f"{rule} {who}", RuleBucketOperations(
         [charges(f"{prefix}:{rule}:{key}", rule, found["limits"])], timeout, JournalFlows(prefix, timeout)

@@ -149,7 +149,11 @@ def _only(lines: Sequence[Header], dialect: Dialect, names: Sequence[bytes]) -> 
         families = listed(sorted({name.decode() for name, _ in found}), " and ")
         told = f"{families} disagree" if len({name for name, _ in found}) > 1 else f"{families} occurs twice"
         raise UndescribedError(
-            Diagnosis.DISAGREEING, dialect.place, told, PLACES, detail=f"{told}; expected one, or one of the paths {PLACES}."
+            Diagnosis.DISAGREEING,
+            dialect.place,
+            told,
+            PLACES,
+            detail=f"{told}; expected one value, or one of the paths {PLACES}.",
         )
     return found[0][1]
 

@@ -47,7 +47,7 @@ class Served:
                 try:
                     server = await started(self._gate, address)
                 except RuntimeError as error:
-                    await send({"type": "lifespan.startup.failed", "message": f"gRPC cannot listen at {address}: {error}"})
+                    await send({"type": "lifespan.startup.failed", "message": f"gRPC cannot listen on {address}: {error}"})
                     return
             await send(message)
 

@@ -185,7 +185,7 @@ def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
     if any(rule is each for each in of_tier):
         return None
     if (rule.tier or DEFAULT_TIER) == DEFAULT_TIER:
-        return f"tier {tier} has a rule of this name in its place"
+        return f"tier {tier} replaces it with its own rule of this name"
     return f"is for tier {rule.tier}, the caller is of {tier}"
 
 

@@ -170,7 +170,7 @@ class Journal(JournalFlows):
         try:
             run(self._store, self.noting(action, key, keys, reason, seconds, bans=bans))
         except StoreError as error:
-            message = f"the {action} of {key} is in effect, but is missing in the journal: {error}"
+            message = f"the {action} of {key} is in effect, but is not in the journal: {error}"
             raise StoreError(message, error.fault) from error
 
 

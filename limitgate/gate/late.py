@@ -54,7 +54,9 @@ def usage(gate: Gate, admission: Admission, names: Sequence[str], path: str | No
     except HeadersTooLargeError:
         return _adaptive_windows(admission, names)
     except BodyWanted:
-        message = "usage of a rule that reads the body, expected a rule that the gate has applied to this request"
+        message = (
+            "usage of a rule that reads the body needs the body, expected a rule that the gate has applied to this request"
+        )
         raise ConfigError(message) from None
     if request_plan.plan is None:
         return _adaptive_windows(admission, names)

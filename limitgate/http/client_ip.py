@@ -216,7 +216,7 @@ class TrustedProxies:
             for element in _elements(request, self._header):
                 address = _read(element)
                 if address is None:
-                    why = f"no address in {self._header}, so the one before it is the client"
+                    why = f"no address in {self._header}, so the hop before it is the client"
                     return [*found, Hop(element.strip()[:MAX_LENGTH], why)]
                 if not self._trusted(address):
                     return [*found, Hop(address[0], f"named by {self._header}; not a trusted proxy, so this is the client")]

@@ -62,7 +62,7 @@ def renamed_styles(styles: Iterable[str], names: Mapping[str, str]) -> tuple[Sty
         if name.lower() in taken:
             raise ConfigError.at((field,), f"{name} is already the name of {taken[name.lower()]}, expected another name")
         if field in chosen and _HAS_MEANING.fullmatch(name.lower()):
-            raise ConfigError.at((field,), f"{name} has a meaning of its own, expected another name, such as X-Quota")
+            raise ConfigError.at((field,), f"{name} already has another meaning, expected another name, such as X-Quota")
         taken[name.lower()] = field
     found: list[Style] = []
     for style in styles:

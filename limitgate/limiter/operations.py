@@ -171,7 +171,9 @@ class Operations(Remade):
 
     def _hitting_up_to(self, key: str, limits: Limits, cost: int) -> ConfigFlow[Decision]:
         if costed(limits):
-            raise ConfigError(f"{limits!r:.80} have their own costs, expected limits without them, or hit or reserve")
+            raise ConfigError(
+                f"{limits!r:.80} have their own costs, expected limits without costs, or the method hit or reserve"
+            )
         for _ in range(_ATTEMPTS):
             plan = yield from self._planned("spend", key, limits, cost)
             reading = yield from self._spending(plan)

@@ -52,7 +52,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
     elif not limit.count:
         return  # Nothing ever passes, so there is nothing to space.
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
-        raise ConfigError(f"{limit!r} books no turns to wait for, expected a limit of gcra, sliding_log or warm_up")
+        raise ConfigError(f"{limit!r} can't book turns, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
         raise ConfigError(f"{limit!r} has no burst that could be smaller, expected even=False")
 

@@ -144,7 +144,7 @@ def ahead(plan: Plan, timeout: float | None) -> Plan:
             charges.append(charge)
             continue
         if not bucket.algorithm.CAN_WAIT:
-            raise ConfigError(f"{bucket.limits[0]!r} books no turns to wait for, expected another algorithm, or a timeout of 0")
+            raise ConfigError(f"{bucket.limits[0]!r} can't book turns, expected another algorithm, or a timeout of 0")
         charges.append(charge._replace(bucket=without_lease(bucket), max_wait_us=min(us, bucket.longest_wait_us)))
     return plan._replace(charges=tuple(charges))
 

@@ -100,7 +100,7 @@ class ChargedOperation:
     def _check_is_open(self, done: str) -> None:
         if not self._counts:
             why = "it was settled or cancelled already" if self.decision.allowed else "it was refused, so nothing was charged"
-            raise RuntimeError(f"this reservation cannot be {done}: {why}, expected this once, after an allowed decision")
+            raise RuntimeError(f"this reservation cannot be {done}: {why}, expected an allowed one that is still open")
 
     def _releasing(self, hold: Hold, correction: Plan, costs: Sequence[int]) -> Flow[None]:
         plan = hold.releasing(correction)

@@ -287,9 +287,9 @@ def _written(text: Any, **options: Any) -> Limit:
 def check_months(limit: Limit, place: Field = ()) -> None:
     """Raise `ConfigError` for months, unless the algorithm is ``fixed_window``."""
     if limit.months and limit.algorithm != "fixed_window":
-        said = f"not of {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
+        said = f"not {limit.algorithm}" if limit.says_algorithm else f"and {limit.algorithm} is the default"
         raise ConfigError(
-            f"limit '{limit}': calendar months are periods of a fixed_window, {said}; expected algorithm: fixed_window, or "
+            f"limit '{limit}': only a fixed_window counts by calendar months, {said}; expected algorithm: fixed_window, or "
             "days, such as '30 days' for a month",
             place,
         )

@@ -246,7 +246,7 @@ def _limits(kind: str, given: Limits) -> tuple[Limit, ...]:
         if limit.lease:
             raise ConfigError(f"{kind}: {limit!r} has a lease, expected none in a budget")
         if not ALGORITHMS[limit.algorithm].CAN_WAIT and limit.count:
-            raise ConfigError(f"{kind}: {limit!r} books no turns to wait for, expected another algorithm, such as sliding_log")
+            raise ConfigError(f"{kind}: {limit!r} can't book turns, expected another algorithm, such as sliding_log")
     return limits
 
 

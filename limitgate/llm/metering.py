@@ -64,7 +64,9 @@ class ResponseMeter:
         usage = bounded(found, max(into, LEAST_INPUT), max(out, LEAST_OUTPUT))
         if usage.is_capped:
             _log.warning(
-                "a response reported implausible usage, which was reduced to %d and %d tokens", usage.input, usage.output
+                "a response reported implausible usage, which was reduced to %d input and %d output tokens",
+                usage.input,
+                usage.output,
             )
         elif reported is not None:
             for answers in self._answers:

@@ -293,7 +293,10 @@ class Spending:
             self._answers.add(usage.output)
         if usage.is_capped:
             _log.warning(
-                "%.260r reported implausible usage, which was reduced to %d and %d tokens", self.key, usage.input, usage.output
+                "%.260r reported implausible usage, which was reduced to %d input and %d output tokens",
+                self.key,
+                usage.input,
+                usage.output,
             )
         costs = self.windows.costs(usage)
         try:

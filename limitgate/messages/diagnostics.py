@@ -117,19 +117,22 @@ class Diagnosis(Enum):
 
     UNDERSCORE = (
         "LG072",
-        "forwarded_header %s has an underscore, so proxies may drop it and WSGI can't tell it from hyphens; did you mean %s?",
+        (
+            "forwarded_header %s has an underscore, so proxies may drop it, and WSGI can't tell underscores from hyphens; "
+            "did you mean %s?"
+        ),
     )
     NO_FIELDS = "LG073", "x-ratelimit-windows sends no field for rule %s, as no limit is per %s; use x-ratelimit or draft-11"
     UNKNOWN_TIER = "LG074", "identify returned a Caller of tier %s, which no rule names, so the default rules apply; %s"
 
     DISAGREEING = (
         "LG080",
-        "a proxy's subrequest at %s got 400, because %s; to tell LimitGate the proxy, let it ask one of the paths %s",
+        "a proxy's subrequest at %s got 400, because %s; to declare the proxy, send its subrequests to one of the paths %s",
         logging.ERROR,
     )
     NO_METHOD = (
         "LG081",
-        "a proxy's subrequest at %s named no method, so every rule applies there, whatever its methods; set %s",
+        "a proxy's subrequest at %s named no method, so every rule applies, regardless of its methods; set %s",
     )
     NO_CLIENT = (
         "LG083",

@@ -113,7 +113,7 @@ RULE_SHED = Instrument(
     "limitgate.rule.shed",
     "counter",
     "{request}",
-    "Requests that an adaptive rule refused: no free place, a late event loop, or in favour of higher priorities.",
+    "Requests that an adaptive rule refused, because no place was free, the event loop was late, or others had priority.",
     ("rule", "tier", "priority", "reason"),
     {"priority": tuple(RESERVES), "reason": get_args(Refusal)},
 )

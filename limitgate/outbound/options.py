@@ -94,7 +94,7 @@ def strict(limit: Limit | str) -> Limit:
         return given
     if given.burst > given.count:
         raise ConfigError(
-            f"{given!r}: at most {given.count} may pass in any period, expected a burst of at most that, or strict=False"
+            f"{given!r}: strict allows {given.count} in any period, expected a burst of at most {given.count}, or strict=False"
         )
     if given.burst == given.count and given.count <= MAX_ENTRIES:
         return Limit(f"{given.count} per {given.period} seconds", algorithm="sliding_log")

@@ -226,7 +226,9 @@ def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
     ago = f"{_duration(elapsed)} ago" if elapsed >= 1 else "just now"
     words = [f"Refused at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}."]
     if not candidates:
-        words.append("None of these rules refused, or the id is of another store, or older than a flush of this one.")
+        words.append(
+            "None of these rules refused the request, or the id belongs to another store, or is older than a flush of this one."
+        )
         return {"words": words, "rules": [], "windows": [], "allowed": None}
     bans = yield from JournalFlows(known.settings.key_prefix, known.timeout).listing()
     windows: list[dict[str, Any]] = []

@@ -4,7 +4,7 @@ const $ = id => document.getElementById(id);
 const base = location.pathname.replace(/\/*$/, "/");  // with and without a trailing slash, under any prefix
 const SVG = "http://www.w3.org/2000/svg";
 
-// Text becomes text nodes only: whatever a name is, it is no markup.
+// Text becomes text nodes only, so a name can't contain markup.
 function put(parent, name, attributes = {}, text) {
   const made = name === "svg" || parent.namespaceURI === SVG ? document.createElementNS(SVG, name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) if (value !== undefined) made.setAttribute(key, value);
@@ -183,7 +183,7 @@ function show(figures, at = Date.now()) {
   chart("admitted", figures.history, "admitted", admitted);
   tables.rules.show(figures.rules, rule => `${rule.tier} ${rule.name}`, "No rule has counted a request yet.");
   say("adaptive", (figures.adaptive || []).map(each => `${each.rule}: ${each.in_flight} of ${each.limit} places in use.`).join(" "));
-  tables.who.show(figures.most_refused, entry => `${entry.tier} ${entry.rule} ${entry.key}`, "Nobody was refused in the last 5 minutes.");
+  tables.who.show(figures.most_refused, entry => `${entry.tier} ${entry.rule} ${entry.key}`, "No client was refused in the last 5 minutes.");
   showRevisions(figures);
   tables.processes.show(figures.processes, each => each.id, "No process reports.");
   const failed = figures.last_load_error;
@@ -218,7 +218,7 @@ function age() {
   $("fresh").classList.toggle("bad-text", Boolean(shown) && (seconds > 25 || !shown.store.up));
 }
 
-// Events while they come; where they do not, questions. A hidden page does neither.
+// Use events while they arrive, otherwise poll. A hidden page does neither.
 let source = null, failures = 0, timer = 0;
 function stop() { if (source) source.close(); source = null; clearTimeout(timer); }
 function start() {
@@ -229,7 +229,7 @@ function start() {
   source = new EventSource(`${base}events`);
   source.onmessage = event => { heard = true; failures = 0; clearTimeout(timer); show(JSON.parse(event.data)); };
   source.onerror = () => { if (!heard) { failures++; start(); } heard = false; };
-  timer = setTimeout(() => { failures = 2; start(); }, 6000);  // something on the way holds events back
+  timer = setTimeout(() => { failures = 2; start(); }, 6000);  // a proxy may buffer events
 }
 async function poll() {
   const began = Date.now();
@@ -272,7 +272,7 @@ $("explain").addEventListener("submit", async event => {
     {title: "Applies", text: each => each.applies ? "yes" : "no"}, {title: "Why", kind: "text", text: each => each.why}], found.rules, "explained-rules");
 });
 
-// Each change is asked about first.
+// Each change needs a confirmation.
 const EFFECTS = {ban: "Every request of this client under this rule is refused during the ban.", pardon: "The client may send requests again.",
   reset: "The client's buckets are full again. A ban remains."};
 let pending = null;

@@ -129,7 +129,7 @@ class Remade:
             refused = getattr(value, "__qualname__", None) or f"an object of {type(value).__qualname__}"
         else:
             return
-        cure = "a function of a module" if callable(value) else "one that can"
+        cure = "a module-level function" if callable(value) else "a picklable one"
         raise TypeError(f"a {type(self).__qualname__} cannot be pickled, because its {name} cannot: {refused}, expected {cure}")
 
 

@@ -285,7 +285,7 @@ def note_routed(endpoint: Any) -> None:
 
 
 def effective(endpoint: Any) -> Any:
-    """Return the endpoint with decorators above it, unless an application routes to the decorated one.
+    """Return the endpoint with the decorators above it, unless an application also routes to that wrapper.
 
     A limit between two route decorators applies to both if nothing else refers to the endpoint.
     """
@@ -391,7 +391,7 @@ def without_a_gate(rule: Rule) -> None:
             f"{rule.name} is limited, but no LimitGate has checked this request; expected "
             "app.add_middleware(LimitGate, rules=...) or LimitGateWSGI around the application that routes to it, in Flask "
             "limitgate.flask.LimitGate(app), in Django 'limitgate.django.LimitGateMiddleware' in MIDDLEWARE; "
-            "if there is one, functools.wraps in the decorators above, so that it finds the limit; "
+            "if LimitGate is there, functools.wraps in the decorators above @limit, so that LimitGate finds it; "
             "for a function that is not an endpoint, Limiter.limited"
         )
 

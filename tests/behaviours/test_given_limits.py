@@ -203,7 +203,7 @@ def test_a_name_that_is_masked_as_a_whole_is_told_as_such(opened: Any, caplog: p
     with caplog.at_level(logging.WARNING, "limitgate"):
         it = opened(Rule("api", qpm=99), identify=lambda _: Caller("ann", limits={"api": "often"}))
         assert it.ask().status == 200
-    assert "(caller …, whole with names='full')" in caplog.text
+    assert "(caller …, in full with names='full')" in caplog.text
 
 
 def test_so_many_callers_with_one_value_are_told(opened: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -64,7 +64,9 @@ OTHERS = [
 
 @pytest.mark.parametrize("make", OTHERS)
 def test_other_algorithms_know_none(make: Any) -> None:
-    with pytest.raises(ConfigError, match=r"periods of a fixed_window, .* expected algorithm: fixed_window"):
+    with pytest.raises(
+        ConfigError, match=r"only a fixed_window counts by calendar months, .* expected algorithm: fixed_window"
+    ):
         make()
 
 

@@ -215,7 +215,7 @@ def test_absurd_usage_is_capped_and_logged(door: str, caplog: pytest.LogCaptureF
     rule = llm("50/day", ("9000000/day", input_tokens), ("8000000/day", output_tokens))
     with caplog.at_level(logging.WARNING, "limitgate"):
         assert used(door, rule, reporting(prompt_tokens=10**9, completion_tokens=10**9)) == [1, 100_000, 10_000]
-        assert "a response reported implausible usage, which was reduced to 100000 and 10000 tokens" in caplog.text
+        assert "a response reported implausible usage, which was reduced to 100000 input and 10000 output tokens" in caplog.text
         # An application may add documents to a question of a few words.
         assert used(door, rule, reporting(prompt_tokens=60_000)) == [1, 60_000, 7]
     wrong: Any

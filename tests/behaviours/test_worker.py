@@ -293,7 +293,7 @@ def test_workers_whose_parent_was_killed_end(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("option", "said"),
-    [("--rate=3 at once", "books no turns"), ("--rate=often", "is not a limit"), ("--processes=0", "invalid")],
+    [("--rate=3 at once", "can't book turns"), ("--rate=often", "is not a limit"), ("--processes=0", "invalid")],
 )
 def test_mistakes_are_told_before_any_process_starts(
     option: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

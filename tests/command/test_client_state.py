@@ -294,7 +294,7 @@ def test_a_change_that_cannot_be_noted_is_told_as_made(redis_server: RedisServer
     client.lpush(f"{world.prefix}:journal", "no journal")
     result = world.run("ban", *world.of("keyed", "--ip", IP), "-y")
     assert result.exit_code == 3
-    assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but is missing in the journal: ")
+    assert result.stderr.startswith("limitgate: the ban of keyed ip=20….7 is in effect, but is not in the journal: ")
     assert "banned" in world.run("peek", *world.of("keyed", "--ip", IP)).stdout
 
 

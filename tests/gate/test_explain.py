@@ -158,7 +158,7 @@ def test_a_caller_of_a_tier(folder: Path) -> None:
     assert said.caller is not None
     assert (said.caller.id, said.tier) == ("acme", "vip")
     whys = {(each.name, each.tier): each.why for each in said.rules}
-    assert whys["api", "default"] == "tier vip has a rule of this name in its place"
+    assert whys["api", "default"] == "tier vip replaces it with its own rule of this name"
     assert whys["api", "vip"].startswith("limits GET /api/x")
 
 

@@ -238,8 +238,8 @@ def test_a_timeout_of_nothing_is_a_hit(limiter: Subject) -> None:
 
 
 def test_only_some_algorithms_book_turns(limiter: Subject) -> None:
-    """Waiting by a limit that books no turns is a ConfigError that names it."""
-    with pytest.raises(ConfigError, match=r"fixed_window.*books no turns"):
+    """Waiting by a limit that can't book turns is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=r"fixed_window.*can't book turns"):
         limiter.wait("key", FIXED, timeout=1)
 
 

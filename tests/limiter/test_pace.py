@@ -259,10 +259,10 @@ def test_a_cost_that_raises(paced: Paced) -> None:
 @pytest.mark.parametrize(
     ("limit", "even", "why"),
     [
-        (Limit("10/day", algorithm="fixed_window"), True, "books no turns"),
-        (Limit("10/day", algorithm="sliding_window"), False, "books no turns"),
-        ("20 at once", True, "books no turns"),
-        ("20 at once", False, "books no turns"),
+        (Limit("10/day", algorithm="fixed_window"), True, "can't book turns"),
+        (Limit("10/day", algorithm="sliding_window"), False, "can't book turns"),
+        ("20 at once", True, "can't book turns"),
+        ("20 at once", False, "can't book turns"),
         (Limit("10/second", warm_up=1), True, "even=False"),
         (Configured("orders"), True, "even=False"),
         ("ten a day", True, "is not a limit"),

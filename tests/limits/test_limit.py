@@ -348,10 +348,10 @@ OTHERS = [name for name in NAMES if name not in ("fixed_window", "warm_up")]
 OTHER_MONTHS = [
     ("5/month", {}, "gcra is the default; expected algorithm: fixed_window, or days"),
     ("5 per 2 months", {}, "expected algorithm: fixed_window, or days, such as '30 days' for a month"),
-    *[("5/month", {"algorithm": each}, f"not of {each}; expected algorithm: fixed_window") for each in OTHERS],
-    ("5/month", {"warm_up": 5}, "not of warm_up"),
+    *[("5/month", {"algorithm": each}, f"not {each}; expected algorithm: fixed_window") for each in OTHERS],
+    ("5/month", {"warm_up": 5}, "not warm_up"),
     ("5/month burst 9", FIXED, "expected no burst"),
-    ("5/month", {**FIXED, "align": "first-request"}, "expected align utc or a time zone, because a month begins on its first"),
+    ("5/month", {**FIXED, "align": "first-request"}, "expected align utc or a time zone, because a calendar month can't begin"),
     ("5 per 0 months", FIXED, "expected a period of at least 1 month"),
     ("5 per 13 months", FIXED, "expected a period of at most 12 months"),
     ("5 per 999999999 months", FIXED, "expected a period of at most 12 months"),

@@ -568,7 +568,7 @@ def test_what_is_no_usage_is_an_error(usage: Any) -> None:
         ({}, "a budget without limits"),
         ({"requests": "nonsense"}, "is not a limit"),
         ({"tokens": "20 at once"}, r"tokens: .* expected a limit per time"),
-        ({"requests": Limit("5/day", algorithm="fixed_window")}, "books no turns to wait for"),
+        ({"requests": Limit("5/day", algorithm="fixed_window")}, "can't book turns"),
         ({"requests": 500}, "requests: 500 is not a limit"),
         ({"requests": "5/minute", "hold": 0}, "hold is 0"),
         ({"requests": "5/minute", "hold": "2 days"}, "hold is '2 days'"),

@@ -59,7 +59,7 @@ def test_how_limits_are_counted(given: Any, counted: Limit) -> None:
 
 
 MISTAKES = [
-    ("10/second burst 11", "expected a burst of at most that, or strict=False"),
+    ("10/second burst 11", "expected a burst of at most 10, or strict=False"),
     (Limit("10/second", algorithm="gcra"), "may let more than 10 pass in 1 s, expected a limit without its own algorithm"),
     (Limit("10/second", algorithm="token_bucket"), "may let more than 10"),
     (Limit("10/second burst 1", borrow=True), "may let more than 10"),

@@ -784,7 +784,7 @@ MISTAKES: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((), {"timeout": "5 x"}, "timeout is '5 x', expected seconds"),
     (("5/fortnight",), {}, "expected"),
     (("5 at once",), {}, "expected"),
-    ((Limit("5/second", algorithm="fixed_window"),), {}, "books no turns"),
+    ((Limit("5/second", algorithm="fixed_window"),), {}, "can't book turns"),
 ]
 
 

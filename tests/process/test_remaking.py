@@ -193,9 +193,9 @@ def test_a_copy_shares_a_store_in_memory(kind: Any) -> None:
         (lambda: RateLimitAdapter("5/s", limiter=Limiter("memory://")), "a Limiter cannot be pickled: its counts"),
         (
             lambda: RedisStore("redis://h", credentials=lambda: ("u", "p")),
-            "its credentials cannot: .*a function of a mod",
+            "its credentials cannot: .*a module-level func",
         ),
-        (lambda: RateLimitAdapter("5/s", limiter=URL, key=lambda _: "a"), "its key cannot: .*lambda.*a function of a module"),
+        (lambda: RateLimitAdapter("5/s", limiter=URL, key=lambda _: "a"), "its key cannot: .*lambda.*a module-level function"),
         (lambda: RateLimitPoolManager("5/s", limiter=URL, repeatable=lambda _: True), "its repeatable cannot"),
         (
             lambda: RateLimitTransport(limiter=URL, transport=httpx.HTTPTransport()),

@@ -114,10 +114,10 @@ def _print(name: str, budget: Budget) -> None:
         say(f"reserved as of {seconds(budget.reserved_ago)} ago")
     say(f"{budget.waiting:,} {'request waits' if budget.waiting == 1 else 'requests wait'}{who}")
     if pause := ban_in_force(budget.decision):
-        say(f"paused for {seconds(pause)}, as the provider asked or after a ban")
+        say(f"paused for {seconds(pause)}, by the provider's request or by a ban")
     left = budget.held - sum([row.held for row in budget.live])
     if left > 0:
-        say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may be of processes that have ended")
+        say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may belong to processes that have ended")
 
 
 def _under_way(budget: Budget) -> tuple[list[int], Counter[str]]:

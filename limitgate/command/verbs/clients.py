@@ -123,7 +123,9 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 
 @click.command("ban")
 @change_options
-@click.option("--for", "duration", type=_DURATION, metavar="DURATION", help="Such as 90s, 30m, 1h or 7d; default: permanently.")
+@click.option(
+    "--for", "duration", type=_DURATION, metavar="DURATION", help="How long, such as 90s, 30m, 1h or 7d; default: permanently."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def ban(*, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Refuse all requests of one client under a rule, or of a Limiter's key. Doesn't shorten an existing ban.

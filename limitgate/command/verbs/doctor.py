@@ -141,7 +141,7 @@ def _versions(report: _Report) -> dict[str, str]:
             report.add("versions", "error", f"{name} {there} is installed, expected {wanted}")
     if "hiredis" not in found:
         report.add(
-            "versions", "note", "hiredis is not installed, which parses Redis' replies faster; pip install 'limitgate[hiredis]'"
+            "versions", "note", "hiredis is not installed; it parses Redis' replies faster: pip install 'limitgate[hiredis]'"
         )
     return found
 
@@ -225,9 +225,9 @@ def _examine(server: ServerFacts, settings: Settings, report: _Report) -> None:
         report.add("store", "warning", f"the clock of {name} is {apart} {ahead} this machine's; let NTP set both")
     if server.latency > settings.timeout / 2:
         slow = f"a call to {name} takes {seconds(server.latency)}, and the option timeout is {seconds(settings.timeout)}"
-        report.add("store", "warning", f"{slow}; set a longer timeout, or move them closer together")
+        report.add("store", "warning", f"{slow}; set a longer timeout, or move service and store closer together")
     if server.saves is False:
-        report.add("store", "note", f"{name} keeps no data through a restart; set appendonly to yes to keep usage and bans")
+        report.add("store", "note", f"{name} loses its data when it restarts; set appendonly to yes to keep usage and bans")
 
 
 def _print(facts: dict[str, Any], servers: list[ServerFacts], report: _Report) -> None:

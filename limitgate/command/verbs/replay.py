@@ -40,7 +40,9 @@ _MOST_CLIENTS = 10_000
     "--format", "form", type=click.Choice(["combined", "common", "json"]), help="Format of the log; default: detected."
 )
 @click.option("--clients", type=click.IntRange(min=0), metavar="N", help="Clients to list; default: 10, in JSON 10,000.")
-@click.option("--processes", type=click.IntRange(min=1), metavar="N", help="Processes, if all rules count by address.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), metavar="N", help="Number of processes; needs rules that all count by address."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 def verb(  # noqa: PLR0917 - click passes them by name
     log: str,

@@ -34,9 +34,9 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 @click.command("serve")
 @click.option("--rules", metavar="PATH", help="The rules: a file or a folder.  [env var: LIMITGATE_RULES]")
 @click.option("--store", metavar="URL", help="Store of the limits.  [env var: LIMITGATE_STORE]")
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen at.")
-@click.option("--port", default=9382, type=click.IntRange(0, 65535), show_default=True, help="Port to listen at.")
-@click.option("--uds", metavar="PATH", help="Unix socket to listen at, instead of a port.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen on.")
+@click.option("--port", default=9382, type=click.IntRange(0, 65535), show_default=True, help="Port to listen on.")
+@click.option("--uds", metavar="PATH", help="Unix socket to listen on, instead of a port.")
 @click.option("--grpc", type=click.IntRange(1, 65535), metavar="PORT", help="Port of Envoy's rate limit service (extra envoy).")
 @click.option(
     "--trusted-proxy",

@@ -21,7 +21,7 @@ def _reader(opened: Opened, *, brief: bool) -> FleetReader:
 
 
 def _read(reader: FleetReader) -> Figures:
-    # The search for garbage would take half of the time.
+    # Garbage collection would take half of the time.
     gc.disable()
     figures = reader.read()
     gc.freeze()

@@ -105,7 +105,7 @@ class GivenLimits:
             return self._names != "off"
         name = shown("caller", request.caller.id, self._names)
         if name == HIDDEN:
-            name = f"{name}, whole with names='full'"
+            name = f"{name}, in full with names='full'"
         told = self._callers_logged[fault]
         if told < MOST_CALLERS:
             further = "" if told + 1 < MOST_CALLERS else "; further callers with this value are not logged"

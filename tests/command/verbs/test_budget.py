@@ -193,7 +193,7 @@ def test_reservations_of_a_process_that_has_ended(world: World) -> None:
     Budget(tokens="1000/day", key=lambda _: "team", hold="1h").reserve(limiter, {"messages": QUESTION, "max_tokens": 100})
     until(lambda: world.json("team")["windows"][0]["reserved"] == 0)
     assert world.json("team")["held"] == 1
-    assert "1 more reservation may be of processes that have ended\n" in world.run("team").stdout
+    assert "1 more reservation may belong to processes that have ended\n" in world.run("team").stdout
 
 
 def test_wrong_usage(tmp_path: Path) -> None:

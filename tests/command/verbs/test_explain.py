@@ -393,7 +393,7 @@ def test_an_id_by_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
         text = run("--id", other, "--rules", CONFIG, status=1).stdout
         assert text.startswith("refused 2026-09-21 14:13:20 UTC, ")
         assert "none of these rules refused" in text
-        assert "the id has another key" in text
+        assert "the id was encrypted with another key" in text
         assert "or the id is mistyped: copy it" in text
 
 
@@ -594,4 +594,4 @@ def test_only_a_peer_without_an_address_is_a_unix_socket() -> None:
     """Not a header that is missing."""
     text = run("GET", "/", "--rules", CONFIG, "--ip", "127.0.0.1", "--trusted-proxy", "loopback").stdout
     assert "unix socket" not in text
-    assert "no address in x-forwarded-for, so the one before it is the client" in text
+    assert "no address in x-forwarded-for, so the hop before it is the client" in text

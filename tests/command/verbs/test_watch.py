@@ -97,7 +97,7 @@ def test_a_process_with_other_rules_is_found(fleet: Fleet) -> None:
     shown = fleet.run("status", code=1).stdout
     assert "3 processes, 1 with other rules" in shown
     assert shown.index("late:7") < shown.index("web:7")
-    assert "000000000abc (others have another)" in shown
+    assert "000000000abc (differs from most)" in shown
 
 
 def test_nobody_there(fleet: Fleet) -> None:
