@@ -227,7 +227,7 @@ class _Along(StreamReader):
 
 
 for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total_bytes", "unread_data", "wait_eof"):
-    # These use the state, which is that of the body.
+    # These use the state of the body.
     setattr(_Along, _name, property(attrgetter(f"_stream.{_name}")))
 
 

@@ -35,7 +35,7 @@ Part = str | Callable[..., Any] | params.Depends | UnionType
 class Refused(RateLimited, HTTPException):
     """A dependency refused the request.
 
-    The application's handler for `RateLimited` or the status responds; without one, `LimitGate` does.
+    The application's handler for `RateLimited` or for the status answers, or else `LimitGate`.
     """
 
     def __init__(self, refusal: Refusal, decision: Decision) -> None:

@@ -118,7 +118,7 @@ def apply_adjustment(
         debt, warmth = state
         full = limit.full
         other = min(full, max(0, warmth - taken))
-        # Of the window before it cooled.
+        # The warmth before the window cooled.
         paid_at = min(full, max(warmth, warmest)) if ticks > 0 else warmth
         amount = ticks + toll(paid_at, full) - toll(min(full, max(0, paid_at - taken)), full)
         # Without later requests, the debt is lower than this.

@@ -222,7 +222,7 @@ class Around:
         for name, before in self._entrances.items():
             if self._is_behind(getattr(self.app, name, None)):
                 if exchange is not None and not has_passed:
-                    # The next time, the application has sent it.
+                    # If the request comes again, the application has sent it.
                     exchange.has_come_back = True
                 return before
         return None

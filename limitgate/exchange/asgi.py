@@ -152,7 +152,7 @@ class ReceiveBuffer:
         while True:
             message = await self._next(deadline - loop.time())
             self._kept.append(message)
-            # Of a long body, `stays_until` would otherwise not listen for the end.
+            # Otherwise, `stays_until` would not notice a disconnect after a long body.
             self._most = len(self._kept) + MOST_KEPT
             if message["type"] != "http.request":
                 raise body.incomplete()
@@ -497,11 +497,11 @@ class ASGIExchange(Exchange):
             await self.gate.refunds.asettle(self._admission)
 
     def _detach(self) -> None:
-        # Nothing has changed since.
+        # An equal size means that nothing has changed.
         if len(self.scope) != self._shown:
             show_outside(self.scope, self._outer_scope)
         self.scope = self._outer_scope
-        # A buffer has also read the body, if a rule needed it.
+        # If a rule needed the body, another buffer has read it.
         buffer = self._buffer or getattr(self._receive, "__self__", None)
         if isinstance(buffer, ReceiveBuffer):
             buffer.close()

@@ -32,7 +32,7 @@ class Fleet:
     def figures(
         self, every: Sequence[Snapshot], unreadable: Sequence[str], bans: Iterable[Ban], now: float, store: Mapping[str, Any]
     ) -> Figures:
-        """Return the figures at a Unix time of the store's clock, without ``empty``."""
+        """Return the figures except ``empty``. ``now`` is Unix time by the store's clock."""
         living = [each for each in every if not each.ended]
         gates: dict[str, list[Snapshot]] = {}
         for each in living:

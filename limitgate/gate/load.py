@@ -60,7 +60,7 @@ class Load:
                 peer = None
                 if not trusts_proxies:
                     peer = request.peer
-                    # Samples LG006, whatever the key of the rule.
+                    # A sample for LG006, even if no key needs the client.
                     if not next(proxies.unsampled, False):
                         request.resolved_client()
                 permits.client = peer if peer is None or ":" not in peer else group_of(peer)

@@ -100,7 +100,7 @@ def group_of(client: str | None) -> str | None:
 class Permits:
     """One request's permits. Enforced rules come first. `Load.enter` sets the attributes that have no default."""
 
-    # No `__init__`, which would double the cost. What has a default is seldom read.
+    # No `__init__`, which would double the cost. Attributes with a default are seldom read.
     held: list[tuple[ConcurrencyLimiter, Permit]]
     in_force: tuple[InForce, ...]
     is_to_be_told: bool

@@ -118,7 +118,7 @@ def stating_limits(limiter: Operations, key: str, limits: Sequence[Limit], kinds
 
 def reporting(limiter: Operations, key: str, process: str, report: Report) -> ConfigFlow[float]:
     """Keep a report; return the seconds until the next report. Raises `StoreError`."""
-    # For the store's clock, as those of processes differ.
+    # Reads the store's clock, because the clocks of processes differ.
     reading: Reading = yield limiter._plans.plan("peek", key, (report.limits[0][1],), 1), limiter._timeout
     wait, now, place = LEAST_S, reading.now, _place(limiter, key)
     for _ in range(_TRIES):
@@ -182,7 +182,7 @@ def state_of_budget(limiter: Operations, key: str) -> ConfigFlow[Budget | None]:
     limits = _limits(kept)
     if not limits:
         return None
-    # With own costs, as in reservations, whose holds are found by that. What has expired is given back first.
+    # Limits have their own costs, as in reservations, so that the plan finds their holds. Expired ones are refunded first.
     plan = limiter._plans.plan("peek", key, tuple([(limit, 1) for _, limit in limits]), 1)
     reading: Reading = yield Hold(plan.charges, 1).charging(plan), limiter._timeout
     said, said_at = _said(kept)

@@ -69,7 +69,7 @@ def _estimated(request: Request) -> Estimate:
     body = request.raw_body
     if not body:
         return NOT_OF_MODELS
-    # Clients may lie about the body, and applications may ignore what they say. So JSON counts as JSON.
+    # JSON counts as JSON whatever its headers say, because clients may lie, and applications may ignore headers.
     if isinstance(request.document, dict):
         return estimate_of(body, path=request.path, document=request.document)
     headers = request.headers

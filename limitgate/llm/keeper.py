@@ -149,7 +149,7 @@ class Keeper:
         is_new, said = known.next_at < 0, known.said
         name = masked(key) if request.name is None else request.name
         report = Report(name, request.name is not None, limits, self._row(key, len(limits)), said)
-        # Before the store answers, so that no other report is due.
+        # Set before the store answers, so that no other report is due.
         known.next_at, known.row = now + LEAST_S, report.row
         wait = yield carry_out(limiter, reporting(limiter, key, self._process, report))
         known.next_at = now + wait

@@ -268,8 +268,8 @@ class MetricsExporter:
             wakeup.clear()
             while self.export():
                 time.sleep(PERIOD)
-            self.is_idle = True  # From here on, counting wakes the exporter.
-            if self.export():  # Something was counted before.
+            self.is_idle = True  # From now on, counting wakes the exporter.
+            if self.export():  # Something was counted just before that.
                 self.wake()
 
 

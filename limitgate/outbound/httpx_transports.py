@@ -280,7 +280,7 @@ class _Outbound(Transport):
         return without_encoding(get) if response.is_closed else get
 
     def target(self, request: Any) -> Target:
-        # The encodings that can be read along without another library.
+        # Accept only encodings that LimitGate can decode without another library.
         if not set(request.headers.get("accept-encoding", "").replace(" ", "").split(",")) <= _READABLE:
             request.headers["accept-encoding"] = "gzip, deflate"
         body = request.content if self.repeatable(request) else None

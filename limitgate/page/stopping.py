@@ -1,4 +1,4 @@
-"""Detects that the server is stopping, so that streams end, for which the server waits."""
+"""Detects that the server is stopping. Streams must then end, because the server waits for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_stopping() -> bool:
 def _owners() -> Iterator[Any]:
     handlers: Any = None
     with suppress(RuntimeError):
-        # asyncio's own, as ``add_signal_handler`` keeps them.
+        # Handlers set by ``add_signal_handler``.
         handlers = getattr(asyncio.get_running_loop(), "_signal_handlers", None)
     for number in (signal.SIGTERM, signal.SIGINT):
         yield getattr(signal.getsignal(number), "__self__", None)

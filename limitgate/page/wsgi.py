@@ -64,7 +64,7 @@ class PageWSGI:
         if route == "figures":
             return site.figures(site.reader.read(), request)
         if route == "events":
-            # Tells browsers not to come back (HTML, server-sent events).
+            # Tells browsers not to reconnect (HTML, server-sent events).
             return Answer(204, [("Cache-Control", "no-store")], b"")
         try:
             body = read_input(environ, MOST_BODY) if route in ACTIONS else b""

@@ -44,7 +44,7 @@ class FlaskRoutes:
             note_routed(view)
         self._decorated = any(has_marks(view) or has_marks(effective(view)) for view in views.values())
         self._version = object()
-        self._views = views  # last, because other threads then skip reading
+        self._views = views  # set last, because then other threads skip reading
 
     def find(self, request: Request) -> Route | None:
         """Return the route; None if a converter raises."""

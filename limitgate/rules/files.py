@@ -300,7 +300,7 @@ def _rule(entry: object, tier: str) -> Rule:
         raise ConfigError("a rule has no name, expected one")
     try:
         return Rule(**{"tier": tier, **entry})
-    except TypeError as error:  # the only value that raises TypeError is a cost that is no number
+    except TypeError as error:  # only a cost that isn't a number raises TypeError
         raise ConfigError(str(error), ("cost",)) from error
 
 

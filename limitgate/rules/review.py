@@ -284,7 +284,7 @@ def idle_rules(of_tier: Sequence[Rule]) -> Iterator[tuple[Rule, Rule]]:
     coverage = Coverage([rule for rule in compared if not rule.shadow], _kind)
     ranked: dict[int, _Ranked] = {}
     for rule in compared:
-        if rule.adaptive:  # it refuses when the limits of others don't
+        if rule.adaptive:  # it may refuse when other limits admit
             continue
         for group in coverage.groups(rule):
             if id(group) not in ranked:
@@ -415,13 +415,13 @@ class Coverage:
                 groups.setdefault(rule.methods, _Group()).add(rule)
 
     def around(self, rule: Rule, path: str) -> list[Rule]:
-        """Return rules for all clients of ``rule`` at ``path``; of rules with the same clients, only one."""
+        """Return rules for all clients of ``rule`` at ``path``, but only one rule for the same clients."""
         groups = self._fewest(rule, [path])
         found = {id(other): other for _, group in groups for other in group.telling_there(rule)}
         return sorted(found.values(), key=lambda other: self._places[id(other)])
 
     def covering(self, rule: Rule) -> Iterator[Rule]:
-        """Yield rules for all requests of ``rule``; of rules with the same requests, only one."""
+        """Yield rules for all requests of ``rule``, but only one rule for the same requests."""
         for group in self._covering(rule):
             yield from group.telling(rule)
 

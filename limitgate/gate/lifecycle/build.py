@@ -145,7 +145,7 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     if settings.reload:
         gate.poller = poller_of(settings, gate, rules, ready, lambda: GateSettings(**options))
         gate.poller.start(in_children=is_going_to_fork())
-        # In the process that gets requests: uWSGI may fork without notice.
+        # Start in the process that gets requests, because uWSGI may fork without notice.
         gate.outages.at_first_answer.append(gate.poller.start)
     if counts is not None:
         counts.look_at_rules(gate.loads, _rules_of(ref(gate)))

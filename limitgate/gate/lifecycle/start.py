@@ -111,7 +111,7 @@ def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
         counts.publisher = Publisher(
             gate, store, settings.key_prefix, counts, tally=tally, names=settings.names, version=installed_version()
         )
-        # In the process that gets requests: uWSGI may fork without notice.
+        # Start in the process that gets requests, because uWSGI may fork without notice.
         gate.outages.at_first_answer.append(counts.publisher.start)
 
 

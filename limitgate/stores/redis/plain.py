@@ -100,7 +100,7 @@ def packed(words: tuple[str, str], plans: Sequence[PlainSpend]) -> bytes:
                 is_mixed = True
     elif len(keys) == 1 and not first.has_slots:
         key = keys[0].encode()
-        # Without a call, most times.
+        # Usually without a call.
         after: bytes = first.encodings.get(_after_key) or _after_key(first)
         return _before_key(words, len(key)) + key + after
     slots = b""
