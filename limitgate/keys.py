@@ -65,7 +65,7 @@ class Key:
     def named(self, subject: Subject) -> list[tuple[str, str]]:
         found = {}
         for labels in self._labels:
-            # Stop at the first one, as for the key: others may be slow.
+            # Stop at the first value, as the key does, because others may be slow.
             for label in () if labels == ("global",) else (*labels, "ip"):
                 if label != "global" and (value := part_of(subject, label)):
                     found[label] = value

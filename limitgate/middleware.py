@@ -88,7 +88,7 @@ class LimitGate(Around):
         self._denials = denials(app, on_denied)
         self._gate_to_be = self.gate
         if self._required_prefix is not None:
-            # Set once the store has answered.
+            # The gate is set once the store has answered.
             self.gate = None
         if "fastapi" in sys.modules:
             from limitgate.routes import fastapi_openapi  # noqa: PLC0415 - optional dependency

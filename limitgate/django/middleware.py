@@ -181,7 +181,7 @@ class DjangoExchange(Exchange):
         headers = response.headers
         for name, value in admission.fields:
             headers[name] = value
-        # A running thread has just reported a cost.
+        # True if a running thread has just reported a cost.
         if admission.end():
             settle = self.gate.refunds.settle_soon if self.awaits else self.gate.refunds.settle
             settle(admission)

@@ -1,8 +1,8 @@
 """Finds the most frequent names of a stream with little memory. Pure.
 
 Space-Saving (Metwally et al., 2005) with the filter of Homem and Carvalho (2010). ``size`` names have a counter; others
-share the filter's cells by hash, and replace the least name once their cell reaches its count. So a flood of n names raises
-the largest counts by n / cells instead of n / size.
+share the filter's cells by hash, and replace the name with the least count once their cell reaches that count. So a flood
+of n names raises the largest counts by n / cells instead of n / size.
 
 The true count of a name with a counter is in ``[hits - error, hits]``. Any other count is at most `floor`.
 """

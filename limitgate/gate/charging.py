@@ -188,7 +188,7 @@ def refuse_without_body(
     if refuse_unread(admission, compiled_rules, error):
         nesting.enter(admission, outer)
     else:
-        # A plain plan would replace the decision.
+        # Prevents a plain plan, which would replace the decision.
         admission.request.is_outermost = False
 
 

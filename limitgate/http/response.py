@@ -97,7 +97,7 @@ def time_of(text: str) -> float:
 
 
 def _bytes_of(text: str) -> bytes:
-    # Copied from a response or a log, with what surrounds it there.
+    # Text copied from a response or a log, with the characters around it.
     found = re.fullmatch(rf"""[\s"'<(]*(?i:{URN})?([A-Za-z0-9_-]{{{LENGTH}}})[\s"'>),.;]*""", text, re.ASCII)
     if found is None:
         raise ValueError(

@@ -114,7 +114,7 @@ class Decision:
     allowed: bool
     """True if the request may pass."""
     limit: int
-    """Burst of the tightest window: the least ``remaining``, then the longest ``reset_after``. Shadow rules come last."""
+    """Burst of the tightest window, which has the least ``remaining``, then the longest ``reset_after``; shadow rules last."""
     remaining: int
     """Requests, or other units of ``cost``, that still fit into the tightest window."""
     retry_after: float

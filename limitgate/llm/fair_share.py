@@ -1,7 +1,7 @@
 """Requests of this process that wait for a budget, by tenant.
 
 The first request of up to `HEADS` tenants waits in the line of all processes, see `limitgate.algorithms.line`; others wait
-here. Further tenants take turns by start-time fair queueing, too.
+here. Beyond these, tenants also take turns by start-time fair queueing.
 """
 
 from __future__ import annotations

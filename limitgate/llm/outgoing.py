@@ -18,7 +18,7 @@ def exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: 
     try:
         response = yield from throttle.attempts(transport, request, spending.key, spending)
     except RateLimited as error:
-        # It may have had its turn before it met a pause.
+        # The request may have had its turn before a pause.
         yield transport.finish(spending.giving_back())
         return transport.refused(request, error) if error.response is None else error.response
     except GeneratorExit:

@@ -251,7 +251,7 @@ class Spending:
         """
         self.renew_at = self._due(0.125)
         is_held = False
-        # It may be settled meanwhile, by another thread.
+        # Another thread may settle it meanwhile.
         with suppress(RuntimeError):
             if self._is_open and self._hold is not None:
                 is_held = yield self.reservation.renew()

@@ -12,7 +12,7 @@ from typing import Any
 def is_stopping() -> bool:
     """True once uvicorn or gunicorn got a signal to stop.
 
-    Servers inform applications only after all responses have ended. But the signal handler is a method of an object that has
+    Servers inform applications only after all responses have ended. But their signal handler is a method of the object with
     the state. Other servers, and gunicorn's worker on uvloop, wait for the streams or time out.
     """
     return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())

@@ -106,7 +106,7 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     pardoned = world.run("pardon", *world.of("keyed", "--api-key", KEY), feed="y\n")
     assert pardoned.exit_code == 0
     assert world.json("bans") == []
-    assert world.run("bans").stdout == "no ban by a command or a rule is in force\n"
+    assert world.run("bans").stdout == "no ban set by a command or a rule is in force\n"
     assert world.json("peek", *world.of("keyed", "--api-key", KEY))["remaining"] == 2
     assert [event["action"] for event in world.json("bans", "--log")] == ["pardon", "reset", "ban"]
     assert "a scraper" in world.run("bans", "--log").stdout

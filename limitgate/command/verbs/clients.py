@@ -209,7 +209,7 @@ def bans(*, events: bool, as_json: bool, **options: Any) -> None:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Client", "Ends in", "By", "Reason"), rows)
     else:
-        say("no ban by a command or a rule is in force")
+        say("no ban set by a command or a rule is in force")
 
 
 def _print_events(journal: Journal, *, as_json: bool) -> None:

@@ -102,7 +102,7 @@ class Built(NamedTuple):
             require(self.gate.store, self.required_prefix)
         else:
             ask_in_background(self.gate.store)
-            # Each child does this with its first answer.
+            # After a fork, each child does this at its first answer.
             if not is_going_to_fork():
                 self.gate.refusals.agree_soon()
                 if is_redis(self.gate.store):

@@ -102,7 +102,7 @@ class SyncConnection:
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
         self._connection = connection
-        # redis-py would send with the connect timeout.
+        # Without the socket, redis-py would send with the connect timeout.
         self._socket = socket_of(connection)
         self._timeout = -1.0
         self._left = 0.0
