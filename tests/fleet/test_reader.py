@@ -239,7 +239,7 @@ def test_a_client_of_the_figures_can_be_banned() -> None:
     assert run(store, operations.peeking()).allowed
     run(store, operations.resetting())
     for wrong in (("api", "default", "f" * 32), ("api", "vip", f"{1:032x}"), ("other", "default", f"{1:032x}")):
-        with pytest.raises(Exception, match="expected a client in the figures"):
+        with pytest.raises(Exception, match="expected a listed client"):
             client_bucket(found, *wrong)
 
 

@@ -101,7 +101,7 @@ CURES = {
     "LG072": "did you mean %s?",
     "LG073": "use x-ratelimit or draft-11",
     "LG074": "; %s",  # the tiers
-    "LG080": "let it ask one of the paths",
+    "LG080": "send its subrequests to one of the paths",
     "LG081": "set %s",  # the header
     "LG082": "expected %s",
     "LG083": "let the proxy send %s",
