@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -20,21 +21,25 @@ from limitgate.stores.redis.session import DOUBT, MOST_DOUBT, Doubts
 from tests.stores.test_config import ask as ask_config
 from tests.stores.test_stores import PATIENT, Door
 from tests.support.clusters import KINDS, PLAIN_KINDS, charge, keys_on, plan, used
+from tests.support.crowds import store_at, used as used_by
 from tests.support.drops import ForgetfulNat
 from tests.support.impostor import Impostor
+from tests.support.proxy import in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import RedisServer
 from tests.support.server_features import ANNOUNCES, needs
 
 TIMEOUT = 4.0
 """Seconds: a sixteenth of it is enough, but the machine may be busy."""
+IDLE = 0.02
+"""Seconds."""
 MASTERS = 2
 
 
 @pytest.fixture(autouse=True)
 def _at_once_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every connection counts as idle before its next call, and is doubted soon."""
-    monkeypatch.setattr(sessions, "IDLE", 0.0)
+    """A connection counts as idle when the network forgets it, and is doubted soon."""
+    monkeypatch.setattr(sessions, "IDLE", IDLE)
     monkeypatch.setattr(sessions, "LONGEST_DOUBT", 0.05)
     monkeypatch.setattr(dialer, "ASK_TIMEOUT", PATIENT)
     monkeypatch.setattr(dialer, "_BRIEF", dict.fromkeys(dialer._BRIEF, PATIENT))
@@ -50,6 +55,7 @@ class Servers:
     def forget(self) -> None:
         for nat in self._nats:
             nat.forget()
+        time.sleep(2 * IDLE)
 
     @property
     def made(self) -> int:
@@ -173,6 +179,21 @@ def test_what_gives_back_is_not_lost(single: Door, one: Servers) -> None:
     assert one.made == 2
 
 
+@in_a_loop
+async def test_a_refund_after_an_unanswered_call_is_not_lost(one: Servers) -> None:
+    """The other call is in flight on the same connection, so nothing shows yet that it was dropped."""
+    async with store_at(one.url) as store:
+        taking, other = [plan(charge(uuid4().hex, "5/day", cost=3)) for _ in range(2)]
+        spent = await store.aspend(taking, PATIENT)
+        one.forget()
+        calls = [asyncio.ensure_future(store.aspend(other, TIMEOUT))]
+        await asyncio.sleep(0.01)
+        calls.append(asyncio.ensure_future(store.aspend(full_refund(taking, spent), TIMEOUT)))
+        await asyncio.gather(*calls)
+        assert [await used_by(store, each.charges[0].key, "5/day") for each in (taking, other)] == [0, 3]
+        assert one.made == 2
+
+
 @pytest.mark.parametrize("limit", ["5/day", "5 at once"])
 def test_a_plain_refund_is_not_lost(single: Door, one: Servers, limit: str) -> None:
     """As above, for one by a script of its own."""
@@ -202,6 +223,7 @@ def test_what_gives_back_does_not_ask_before_each_call(single: Door, one: Server
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_server_that_is_only_slow(kind: str, own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer comes first where its server goes on: nothing is charged twice, and no connection is left over."""
+    monkeypatch.setattr(sessions, "IDLE", 0.0)
     monkeypatch.setattr(sessions, "DOUBT", 0.01)
     slow = plan(charge(uuid4().hex, "5/day"))
     with ForgetfulNat(own_redis) as nat, contextlib.closing(KINDS[kind](nat.url, local_refusals=False)) as door:

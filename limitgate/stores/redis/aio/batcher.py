@@ -286,9 +286,9 @@ class Batcher:
             asking = Batch([(wire.NO_PLAN, due, self._loop.create_future(), timeout)])
             asking.follow(batch)
             connection.send(asking)
-            session.is_settling = True
-        elif not session.is_settling:
+        elif not (session.is_settling or session.is_doubtful):
             return False
+        session.is_settling = True
         self._resends.append(batch)
         return True
 
