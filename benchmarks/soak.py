@@ -2,8 +2,10 @@
 
 Clients leave in the middle of streams, WebSockets come and go, the process forks, rules change each 20 seconds, and Redis stops
 and restarts empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its
-keys. After a warm-up of a sixth, none may grow: the 99 % interval of the slope has to contain 0, or the growth of a day has to
-be below a hundredth of the level. The slope is that of means of blocks, since neighbouring samples depend on each other.
+keys. The same application without LimitGate runs beside it, under the same traffic: memory grows slowly there, too. After half
+of the time, none may grow faster than there: the 99 % interval of the difference of slopes has to contain 0, or the difference
+of a day has to be below a hundredth of the level. A slope is that of means of blocks, since neighbouring samples depend on each
+other.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import httpx
 import redis
@@ -165,18 +168,43 @@ async def samples(client: httpx.AsyncClient, server: Redis, until: float) -> lis
 
 
 @contextlib.contextmanager
-def served(folder: Path, server: Redis, rules: Path) -> Iterator[int]:
+def served(folder: Path, **settings: str) -> Iterator[int]:
     """Serve the application. Yields the port."""
     port = free_port()
-    environment = {**os.environ, "SOAK_RULES": str(rules), "SOAK_STORE": f"unix://{server.socket}"}
+    environment = {**os.environ, **settings}
     command = [sys.executable, "-m", "uvicorn", "benchmarks.soak_app:app", "--port", str(port), "--log-level", "error"]
-    with (folder / "log").open("wb") as log:
+    with (folder / f"log-{port}").open("wb") as log:
         process = subprocess.Popen([*command, "--forwarded-allow-ips", "127.0.0.1"], env=environment, stdout=log, stderr=log)
         try:
             yield port
         finally:
             process.terminate()
             process.wait(30)
+
+
+class Found(NamedTuple):
+    """What happened to an application; samples of the second half."""
+
+    samples: list[dict[str, float]]
+    answered: int
+    children: int
+    hung: int
+
+
+async def traffic(port: int, server: Redis, until: float, generator: random.Random) -> Found:
+    """Use an application in all ways at once."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        found, answered, (children, hung), _ = await asyncio.gather(
+            samples(client, server, until),
+            requests(client, until, generator),
+            forks(client, until),
+            asyncio.gather(
+                leaves(client, until, generator),
+                leaves(client, until, generator),
+                chats(f"ws://127.0.0.1:{port}/chat", until, generator),
+            ),
+        )
+    return Found(found[len(found) // 2 :], answered, children, hung)
 
 
 async def soak(seconds: float, seed: int) -> int:
@@ -188,39 +216,39 @@ async def soak(seconds: float, seed: int) -> int:
         rules.write_text(RULES.format(count=40))
         server = Redis(folder)
         try:
-            with served(folder, server, rules) as port:
+            with (
+                served(folder, SOAK_RULES=str(rules), SOAK_STORE=f"unix://{server.socket}") as port,
+                served(folder, SOAK_CONTROL="1") as control_port,
+            ):
                 await asyncio.sleep(3)
                 until = time.monotonic() + seconds
-                async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
-                    found, answered, (children, hung), _ = await asyncio.gather(
-                        samples(client, server, until),
-                        requests(client, until, generator),
-                        forks(client, until),
-                        asyncio.gather(
-                            leaves(client, until, generator),
-                            leaves(client, until, generator),
-                            chats(f"ws://127.0.0.1:{port}/chat", until, generator),
-                            faults(server, rules, until, generator),
-                        ),
-                    )
+                found, control, _ = await asyncio.gather(
+                    traffic(port, server, until, generator),
+                    traffic(control_port, server, until, generator),
+                    faults(server, rules, until, generator),
+                )
         finally:
             server.stop()
-    found = found[len(found) // 6 :]
-    print(f"{answered:,} requests, {children:,} forks, {len(found)} samples in {seconds:.0f} s, seed {seed}")
-    if hung:
+    count = min(len(found.samples), len(control.samples))
+    print(f"{found.answered:,} requests, {found.children:,} forks, {count} samples in {seconds:.0f} s, seed {seed}")
+    if hung := found.hung + control.hung:
         sys.exit(f"soak: {hung} forked children failed or hung, expected none")
-    if len(found) < 2 * BLOCKS:
-        sys.exit(f"soak: only {len(found)} samples, expected at least {2 * BLOCKS}: run it for longer")
-    return int(sum(grows(found, kind) for kind in ("memory", "descriptors", "tasks", "threads", "objects", "keys")) > 0)
+    if count < 2 * BLOCKS:
+        sys.exit(f"soak: only {count} samples, expected at least {2 * BLOCKS}: run it for longer")
+    kinds = ("memory", "descriptors", "tasks", "threads", "objects", "keys")
+    return int(sum(grows(found.samples, control.samples, kind) for kind in kinds) > 0)
 
 
-def grows(found: list[dict[str, float]], kind: str) -> bool:
-    """Print the slope of one kind. True if it differs from 0."""
-    growth, half = slope([each["at"] for each in found], [each[kind] for each in found])
+def grows(found: list[dict[str, float]], control: list[dict[str, float]], kind: str) -> bool:
+    """Print the slopes of one kind, with and without LimitGate. True if their difference is above 0."""
+    (growth, half), (other, other_half) = (
+        slope([each["at"] for each in samples], [each[kind] for each in samples]) for samples in (found, control)
+    )
     level = fmean(each[kind] for each in found)
-    is_growing = growth > half and growth * 86400 > 0.01 * level
-    verdict = "GROWS" if is_growing else "flat"
-    print(f"{kind}: {level:,.0f}, {growth * 3600:+,.1f} ± {half * 3600:,.1f} per hour: {verdict}")
+    more, half_of_more = growth - other, math.hypot(half, other_half)
+    is_growing = more > half_of_more and more * 86400 > 0.01 * level
+    spelled = [f"{3600 * each:+,.1f} ± {3600 * width:,.1f}" for each, width in ((growth, half), (other, other_half))]
+    print(f"{kind}: {level:,.0f}, {spelled[0]} per hour, without LimitGate {spelled[1]}: {'GROWS' if is_growing else 'flat'}")
     return is_growing
 
 

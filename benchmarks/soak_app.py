@@ -1,4 +1,7 @@
-"""The application that `make soak` serves: routes, streams, WebSockets, slots, forks, and a look at its own process."""
+"""The application that `make soak` serves: routes, streams, WebSockets, slots, forks, and a look at its own process.
+
+With ``SOAK_CONTROL`` it is the same application without LimitGate.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ from starlette.routing import Route, WebSocketRoute
 from limitgate import Limiter, LimitGate, StoreError
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LIMITER = Limiter(os.environ["SOAK_STORE"])
+IS_CONTROL = "SOAK_CONTROL" in os.environ
+LIMITER = None if IS_CONTROL else Limiter(os.environ["SOAK_STORE"])
 
 
 async def hello(_: Any) -> PlainTextResponse:
@@ -56,8 +60,9 @@ def fork(_: Any) -> PlainTextResponse:
     try:
         if not child:
             signal.alarm(20)
-        with contextlib.suppress(StoreError):
-            LIMITER.hit("forks", "1000/minute")
+        if LIMITER is not None:
+            with contextlib.suppress(StoreError):
+                LIMITER.hit("forks", "1000/minute")
         status = 0
     finally:
         if not child:
@@ -82,19 +87,16 @@ async def process(_: Any) -> JSONResponse:
     )
 
 
-app = LimitGate(
-    Starlette(
-        routes=[
-            Route("/hello", hello),
-            Route("/slow", slow),
-            Route("/login", login, methods=["POST"]),
-            Route("/fork", fork),
-            Route("/process", process),
-            WebSocketRoute("/chat", chat),
-        ]
-    ),
-    rules=os.environ["SOAK_RULES"],
-    store=os.environ["SOAK_STORE"],
-    reload=1.0,
-    on_error="local",
+served = Starlette(
+    routes=[
+        Route("/hello", hello),
+        Route("/slow", slow),
+        Route("/login", login, methods=["POST"]),
+        Route("/fork", fork),
+        Route("/process", process),
+        WebSocketRoute("/chat", chat),
+    ]
 )
+app = served
+if not IS_CONTROL:
+    app = LimitGate(served, rules=os.environ["SOAK_RULES"], store=os.environ["SOAK_STORE"], reload=1.0, on_error="local")  # type: ignore[assignment]
