@@ -111,6 +111,11 @@ class Ledger:
                         return when[0], when[1], id(token)
         return us, number, id(plan)
 
+    def was_repeated(self, call: Call) -> bool:
+        """True if a server has carried the call out twice."""
+        found = [self.executed(token) for plan in call.plans for token in _tokens(plan)]
+        return sum(each.times for each in found if each is not None) > 1
+
     def executed(self, token):
         for server in self.servers:
             if id(token) in server.executed:
@@ -301,10 +306,11 @@ class Truth:
     def advance(self, us: int) -> None:
         elapsed = max(0, us - self._us)
         self._us = max(us, self._us)
-        self.ticks = [owed if owed < 0 else max(0, owed - elapsed * n) for owed, n in zip(self.ticks, self.bucket.counts)]
+        floors = [least if owed < 0 else 0 for owed, least in zip(self.ticks, self._least)]
+        self.ticks = [max(floor, owed - elapsed * n) for owed, floor, n in zip(self.ticks, floors, self.bucket.counts)]
 
     def step(self, us: int) -> None:
-        """Leases are used in addition to the forgiven debt."""
+        """Leases are used in addition to the forgiven debt: negative ticks, while the rest of the server's debt drains."""
         if us > 0:
             self.lower([us * count for count in self.bucket.counts])
 

@@ -173,10 +173,10 @@ class Scenario:
             return False
         if self.server.steps:
             return False
-        # What it does not know of was charged, too, see G17.
+        # What it does not know of was charged, too, also by a call that was sent again, see G17.
         mine = [each for each in self.ledger.calls if each.process is call.process and each.kind == "alone"]
         return (
-            not any(each.error is not None for each in mine)
+            not any(each.error is not None or self.ledger.was_repeated(each) for each in mine)
             and not self.network.hurt
             and not self.server.vanished_since(refused.begun)
         )
