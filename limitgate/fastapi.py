@@ -147,7 +147,7 @@ def _source_of(request: Request) -> Callable[[int], Awaitable[bytes]]:
         if request._stream_consumed:  # noqa: SLF001 - there is no public way
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() in FORMS:
                 return b""
-            raise RuntimeError("the body was read as a stream before a RateLimit that reads it, expected await request.body()")
+            raise RuntimeError("the body was read as a stream before a RateLimit needed it, expected await request.body()")
         buffer = ReceiveBuffer(request.receive)
         request._receive = buffer.receive  # noqa: SLF001 - as above
         return await buffer.read(most)

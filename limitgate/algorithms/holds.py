@@ -115,7 +115,7 @@ def work(bucket: BucketNumbers, *, is_log: bool) -> int:
 
 
 def carried_out(state: State, action: Action, refunds: Sequence[Any], now: int, most: int) -> tuple[State, bool]:
-    """Carry out an action at ``now``, in Unix µs. Return the state, and False if the plan must adjust nothing."""
+    """Carry out an action at ``now``, in Unix µs. Return the state, and whether the plan makes its adjustments."""
     place = state.place(action.name)
     until = state.clock + action.held_us
     if action.what == REGISTER:

@@ -706,7 +706,7 @@ _PER_SECOND = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def waited_s(request: Request, now: float) -> float | None:
-    """Return the seconds since a proxy's time, at ``now`` (Unix s); None if implausible.
+    """Return the seconds from a proxy's timestamp to ``now`` (Unix s); None if implausible.
 
     Reads ``t=1700000000.123`` (nginx: ``t=${msec}``) in s, ms (Heroku), µs (Apache: ``t=%t``) or ns. The last value counts.
     """

@@ -54,7 +54,7 @@ def _check(limit: Limit | Configured, *, even: bool) -> None:
     elif not ALGORITHMS[limit.algorithm].CAN_WAIT:
         raise ConfigError(f"{limit!r} can't book turns, expected a limit of gcra, sliding_log or warm_up")
     elif even and ALGORITHMS[limit.algorithm] is not gcra:
-        raise ConfigError(f"{limit!r} has no burst that could be smaller, expected even=False")
+        raise ConfigError(f"{limit!r} cannot be spaced evenly, expected even=False")
 
 
 @lru_cache(maxsize=4096)

@@ -131,8 +131,8 @@ class Limit:
         """Read a limit. Doesn't call `check_months`, because a rule may set the algorithm."""
         count, period, months, written_burst = _parse(text)
         if algorithm is not None and (not period) is not (algorithm == "concurrency"):
-            message = f"limit {text!r}, {algorithm!r:.40}: expected '20 at once' for the algorithm concurrency, and only for it"
-            raise ConfigError(message)
+            expected = "expected '20 at once' for the algorithm concurrency, a rate for others"
+            raise ConfigError(f"limit {text!r} does not fit {algorithm!r:.40}, {expected}")
         if burst is not None and written_burst is not None:
             raise ConfigError(f"limit {text!r} gives its burst twice, expected it once")
         given = written_burst if burst is None else burst

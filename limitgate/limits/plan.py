@@ -99,7 +99,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def spend(cls, charges: Iterable[Charge]) -> Plan:
-        """If all enforced charges fit, make all charges that fit."""
+        """Charge nothing unless all enforced charges fit; then make these, and the shadow charges that fit."""
         return cls(tuple(charges), "spend")
 
     @classmethod

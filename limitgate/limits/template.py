@@ -69,7 +69,7 @@ OF_ANY = ScriptVariant((), may_wait=True, gives_back=True)
 def straight_of(algorithm: Algorithm) -> Straight:
     """Return an algorithm's `Straight` lines. Raises `TypeError` if it has none."""
     if algorithm.STRAIGHT is None:
-        raise TypeError(f"{algorithm!r} has no straight lines, expected an algorithm that has some")
+        raise TypeError(f"{algorithm!r} has no STRAIGHT, expected an algorithm that defines it")
     return algorithm.STRAIGHT
 
 

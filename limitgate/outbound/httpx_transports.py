@@ -135,7 +135,7 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     def handle_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`, because this is for ``AsyncClient``. `ConfigError` for the other library."""
+        """Raise `TypeError`, because this is for ``AsyncClient``; `ConfigError` for a request of the other library."""
         raise self._wrong_client(request)
 
     __enter__ = handle_request
@@ -185,7 +185,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
     def handle_request(self, request: Request) -> Response:
         """Send a request in its turn. Raises `RateLimited`, `StoreError`, and errors of the wrapped transport.
 
-        Raises `ConfigError` for the other library.
+        Raises `ConfigError` for a request of the other library, httpx or httpx2.
         """
         if mixed := self._mixed(request, self._kind):
             raise mixed
@@ -193,7 +193,7 @@ class SyncTransport(_Transport[Request, Response, Inner]):
         return response
 
     async def handle_async_request(self, request: Request | None = None) -> NoReturn:
-        """Raise `TypeError`, because this is for ``Client``. `ConfigError` for the other library."""
+        """Raise `TypeError`, because this is for ``Client``; `ConfigError` for a request of the other library."""
         raise self._wrong_client(request)
 
     __aenter__ = handle_async_request

@@ -167,7 +167,7 @@ class ListenQueue:
 
 
 def _length(descriptor: int) -> int | None:
-    """Return None for other descriptors. Queries a duplicate: the server may close its socket."""
+    """Return None if it isn't a listening socket. Queries a duplicate, because the server may close its own."""
     if not _INFO:
         return None
     try:

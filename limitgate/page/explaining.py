@@ -125,7 +125,8 @@ def _explaining_request(known: Known, query: Query) -> ConfigFlow[dict[str, Any]
     except LimitGateError:
         raise
     except Exception as error:  # conditions, costs and limits may be code of the application
-        raise ConfigError(f"code of the rules raised {type(error).__name__}: {error}, expected a real request") from error
+        message = f"code of the rules raised {type(error).__name__}: {error}, expected code that needs no real request"
+        raise ConfigError(message) from error
     return _request_in_words(found, method, path, known.doubts(found))
 
 

@@ -1,9 +1,9 @@
 """Buckets in this process: exact, thread-safe, bounded. Twin of limitgate/lua/spend.lua.
 
 Each new bucket advances a CLOCK hand (Corbató 1968), which evicts expired buckets, so the cost of a call doesn't depend on
-their number. A full store evicts the bucket with the least debt in a sample, as Redis does, but never a bucket that would
-refuse its last cost. If none can be evicted, new keys share an overflow bucket, so a flood of keys can't evict an exhausted
-bucket.
+their number. A full store evicts the bucket with the least debt in a sample, as Redis does, but never one that would refuse
+another call with the last cost. If none can be evicted, new keys share an overflow bucket, so a flood of keys can't evict an
+exhausted bucket.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Node:
         return sent
 
     def hear(self, sent: Sent, listen_deadline: ListenDeadline, first: Event[Call] | None = None) -> list[Answer]:
-        """Wait for answers, and resend calls of a lost connection, see `session`. ``first`` is an earlier event."""
+        """Wait for answers, and resend calls of a lost connection, see `session`. ``first`` is an event already received."""
         calls, answers, connection = sent.calls, sent.answers, sent.connection
         if connection is not None:
             session = connection.session
