@@ -108,7 +108,7 @@ def test_the_client_sends_whether_or_not_it_is_answered(keep_alive, monkeypatch)
         server = await asyncio.get_running_loop().create_server(_Quiet, client.HOST, 0)
         port = server.sockets[0].getsockname()[1]
         watch_at = (0.0, 0.05, 0.2)
-        offered = await client.offer([port], arrivals, 0.5, keep_alive=keep_alive, watch=lambda: "seen", watch_at=watch_at)
+        offered = await client.offer([port], arrivals, 2.0, keep_alive=keep_alive, watch=lambda: "seen", watch_at=watch_at)
         server.close()
         return offered
 
