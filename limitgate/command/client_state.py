@@ -19,7 +19,7 @@ from limitgate.command.opened import Opened, Options, Verb, decorated, store_opt
 from limitgate.command.output import say
 from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
-from limitgate.gate.explain import path_reason
+from limitgate.gate.explain import doubt_about_bucket, path_reason
 from limitgate.gate.journal import Ban
 from limitgate.http.client_ip import canonical
 from limitgate.http.paths import first_interpretation, interpretations
@@ -27,10 +27,8 @@ from limitgate.http.request import Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
-from limitgate.routes import doubt_about_bucket
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
-from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -172,7 +170,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
     texts = [(label, _shown(label, value, opened.names)) for label, value in told.items() if label != "limits"]
     named = [f"{label}={text}" for label, text in texts if text]
     templates, if_unused = None, None
-    if any("path" in check_part(part) for part in rule.key):
+    if rule.key_asks("path"):
         templates = _templates(asked, rule, options)
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
@@ -282,8 +280,8 @@ def _as_sent(value: str) -> str:
 def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
-        if path is None:
-            tell_of_routes(rule, "--path with the route, such as /api/hello or /items/{id}")
+        if path is None and (doubt := doubt_about_bucket(rule)) is not None:
+            say(f"{doubt}; expected --path with the route, such as /api/hello or /items/{{id}}", err=True)
         return [*dict.fromkeys([pattern if path is None else _template_of(rule, path), pattern, None])]
     templates = asked.templates_for(rule)
     if path is None and len(templates) == 1:
@@ -360,14 +358,6 @@ def _or_placeholder(segment: str) -> str:
 
 def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
     return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
-
-
-def tell_of_routes(rule: Rule, expected: str) -> bool:
-    """True if the bucket is a guess."""
-    doubt = doubt_about_bucket(rule)
-    if doubt is not None:
-        say(f"{doubt}; expected {expected}", err=True)
-    return doubt is not None
 
 
 def header_of(text: str) -> tuple[str, str]:

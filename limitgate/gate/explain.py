@@ -22,7 +22,7 @@ from limitgate.limits.plan import Plan, Reading
 from limitgate.messages.text import listed
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING
-from limitgate.rules.rule import Rule
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.stores import SyncStore
 
 
@@ -58,6 +58,23 @@ class Explanation(NamedTuple):
         buckets = self.decision.standings
         used = {each.charge.rule for each in buckets for window in each.windows() if window.used > each.charge.cost}
         return {each.charge.rule for each in buckets} - used
+
+
+def doubt_about_bucket(rule: Rule) -> str | None:
+    """Return what to say about a rule's bucket if the routes of the service aren't known; None if it's certain."""
+    if not rule.key_asks("path") or not set("*{") & set(rule.paths[0]):
+        return None
+    return (
+        f"rule {rule.name} has a bucket for each route: this is that of {rule.paths[0]}, which a service uses only if its "
+        "routes are unknown"
+    )
+
+
+def doubts_about_buckets(found: Explanation, rules: RuleSet) -> dict[str, str]:
+    """Return `doubt_about_bucket` by the name of each rule that applies and has one."""
+    applied = {rule.name for rule in found.rules if rule.applies}
+    doubts = {rule.name: doubt_about_bucket(rule) for rule in rules.tiers[found.tier] if rule.name in applied}
+    return {name: doubt for name, doubt in doubts.items() if doubt is not None}
 
 
 class LookingStore:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from limitgate.errors import ConfigError, LimitGateError, StoreError
-from limitgate.gate.explain import Explanation, LookingStore, explained
+from limitgate.gate.explain import Explanation, LookingStore, doubts_about_buckets, explained
 from limitgate.gate.flow import Awaited, ConfigFlow
 from limitgate.gate.gate import Gate
 from limitgate.gate.journal import JournalFlows
@@ -22,7 +22,7 @@ from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
 from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed, printable
-from limitgate.routes import NoRoutes, Routes, doubt_about_bucket
+from limitgate.routes import NoRoutes, Routes
 from limitgate.rules.callers import DEFAULT_TIER
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import Settings
@@ -75,9 +75,7 @@ class Known(NamedTuple):
     def doubts(self, found: Explanation) -> dict[str, str]:
         if self.gate is not None or not isinstance(self.routes, NoRoutes):
             return {}
-        applying = {rule.name for rule in found.rules if rule.applies}
-        doubts = [(rule.name, doubt_about_bucket(rule)) for rule in self.rule_set().tiers[found.tier] if rule.name in applying]
-        return {name: doubt for name, doubt in doubts if doubt is not None}
+        return doubts_about_buckets(found, self.rule_set())
 
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"

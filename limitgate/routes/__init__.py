@@ -9,8 +9,7 @@ from limitgate.errors import LimitGateError
 from limitgate.http.request import Request
 from limitgate.limits.decision import RateLimited
 from limitgate.rules.decorators import Mark
-from limitgate.rules.options import check_part
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import RuleSet
 
 Pattern = tuple[str, ...]
 
@@ -66,16 +65,6 @@ class NoRoutes:
 
     def version(self, _: Request) -> object:
         return self
-
-
-def doubt_about_bucket(rule: Rule) -> str | None:
-    """Return what to say about a rule's bucket if the routes of the service aren't known; None if it's certain."""
-    if not any("path" in check_part(part) for part in rule.key) or not set("*{") & set(rule.paths[0]):
-        return None
-    return (
-        f"rule {rule.name} has a bucket for each route: this is that of {rule.paths[0]}, which a service uses only if its "
-        "routes are unknown"
-    )
 
 
 def is_falcon(app: object) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from limitgate.command import refusal
 from limitgate.command.applications import RULES
-from limitgate.command.client_state import document_of, header_of, target_of, tell_of_routes
+from limitgate.command.client_state import document_of, header_of, target_of
 from limitgate.command.opened import app_option, key_options, rules_beside, timeout_option
 from limitgate.command.output import (
     FOUND,
@@ -28,7 +28,7 @@ from limitgate.command.output import (
 from limitgate.command.service import Service, lenient, service, tell_unidentified
 from limitgate.command.stored import store_of
 from limitgate.errors import ConfigError
-from limitgate.gate.explain import Explanation, LookingStore, aexplain, explain
+from limitgate.gate.explain import Explanation, LookingStore, aexplain, doubts_about_buckets, explain
 from limitgate.gate.lifecycle.build import build_gate
 from limitgate.http.client_ip import Hop, canonical
 from limitgate.messages.text import expected_of, listed
@@ -113,18 +113,14 @@ def verb(  # noqa: PLR0917 - click passes them by name
     finally:
         if opened is not None:
             opened.close()
-    guessed = set[str | None]() if opened is None or asked.knows_routes else _guessed(found, asked)
+    doubts = {} if opened is None or asked.knows_routes else doubts_about_buckets(found, asked.rules)
+    for doubt in doubts.values():
+        say(f"{doubt}; expected --app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE", err=True)
     if as_json:
         print_json(_as_json(found))
     else:
-        _print(found, asked, is_peer_given=described["ip"] is not None, is_known=not guessed & found.unused)
+        _print(found, asked, is_peer_given=described["ip"] is not None, is_known=not found.unused & doubts.keys())
     ctx.exit(0 if found.status is None else FOUND)
-
-
-def _guessed(found: Explanation, asked: Service) -> set[str | None]:
-    applied = {rule.name for rule in found.rules if rule.applies}
-    expected = "--app MODULE:APP, which knows the routes, or limitgate peek --path ROUTE"
-    return {rule.name for rule in asked.rules.tiers[found.tier] if rule.name in applied and tell_of_routes(rule, expected)}
 
 
 def _explained(asked: Service, store: SyncStore, described: Mapping[str, Any], timeout: float) -> Explanation:
