@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 from limitgate.errors import ConfigError, called_as
@@ -20,7 +20,6 @@ from limitgate.forward.dialects import (
     described,
 )
 from limitgate.forward.nginx import STATUS, Conversion, Repeats, key_of
-from limitgate.forward.routes import DescribedRoutes
 from limitgate.gate.lifecycle.build import ASGIApp, ASGIOptions
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.rate_fields import RawFields
@@ -30,7 +29,8 @@ from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
 from limitgate.middleware import LimitGate
 from limitgate.process.clock import monotonic
-from limitgate.routes import Routes
+from limitgate.routes import NoRoutes, Routes
+from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import GateSettings
 
 HEALTH = "/healthz"
@@ -162,7 +162,36 @@ class DescribedGate(LimitGate):
     PUT_AROUND: ClassVar[str] = "app = ForwardGate(rules=...) in the module that the server imports"
 
     def routes_of(self, app: ASGIApp) -> Routes:
-        return DescribedRoutes()
+        return _DescribedRoutes()
+
+
+class _DescribedRoutes(NoRoutes):
+    """Knows no routes, so ``path`` in a key is the rule's pattern."""
+
+    def check(self, rules: RuleSet) -> None:
+        """Raise `ConfigError` for rules that need a response, a body or messages."""
+        every = {id(rule): rule for of_tier in rules.tiers.values() for rule in of_tier}.values()
+        mistakes = [mistake for rule in every for mistake in _mistakes(rule)]
+        if mistakes:
+            raise ConfigError.first_of(mistakes)
+
+
+def _mistakes(rule: Rule) -> Iterator[ConfigError]:
+    needed = {
+        "charge_if": rule.charge_if is not None,
+        "concurrency": any(bucket.has_slots for bucket in rule.buckets),
+        "adaptive": rule.adaptive is not None,
+        "max_delay": rule.max_delay is not None,
+        "body": rule.reads_body,
+        "per": rule.per == "message",
+    }
+    for option in (name for name, is_given in needed.items() if is_given):
+        reason = f"needs {_NEEDED.get(option, 'the response')}, which doesn't pass through this gate; {_EXPECTED}"
+        yield ConfigError.at((option,), reason, f"rule {rule.name!r}")
+
+
+_NEEDED = {"body": "the request's body", "per": "its messages"}
+_EXPECTED = "expected it in the rules of the application, or no such rule"
 
 
 _HEALTHY = [(b"content-type", b"text/plain"), (b"content-length", b"3"), (b"cache-control", b"no-store")]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from contextvars import Context
 from inspect import isawaitable
@@ -19,7 +20,6 @@ from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS
 from limitgate.page.site import MOST_BODY, STREAM, Answer, Guard, Site, error
-from limitgate.page.stopping import is_stopping
 from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
@@ -244,3 +244,23 @@ async def _body(receive: Any) -> bytes | None:
             return None
         if not message.get("more_body"):
             return body
+
+
+def is_stopping() -> bool:
+    """True once uvicorn or gunicorn got a signal to stop.
+
+    Servers inform applications only after all responses have ended. But their signal handler is a method of the object with
+    the state. Other servers, and gunicorn's worker on uvloop, wait for the streams or time out.
+    """
+    return any(getattr(owner, "should_exit", False) is True or getattr(owner, "alive", True) is False for owner in _owners())
+
+
+def _owners() -> Iterator[Any]:
+    handlers: Any = None
+    with suppress(RuntimeError):
+        # Handlers set by ``add_signal_handler``.
+        handlers = getattr(asyncio.get_running_loop(), "_signal_handlers", None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        yield getattr(signal.getsignal(number), "__self__", None)
+        if handlers and number in handlers:
+            yield getattr(getattr(handlers[number], "_callback", None), "__self__", None)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from limitgate.forward import draining
-from limitgate.forward.draining import Draining
-from limitgate.forward.served import application
+from limitgate.forward import served
+from limitgate.forward.served import Draining, application
 from tests.support.doors import PATIENCE, Wire, http_scope
 
 Ended = list[int]
@@ -45,7 +44,7 @@ async def headers_of(app: Draining) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.usefixtures("ended")
 def test_answers_close_their_connections_before_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "DRAIN_S", 0.001)
+    monkeypatch.setattr(served, "DRAIN_S", 0.001)
 
     async def serve() -> None:
         app, wire, is_over = Draining(_application), Wire(), asyncio.Event()
@@ -61,7 +60,7 @@ def test_answers_close_their_connections_before_the_server_ends(monkeypatch: pyt
 
 
 def test_a_second_signal_ends_at_once(ended: Ended, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "DRAIN_S", PATIENCE)
+    monkeypatch.setattr(served, "DRAIN_S", PATIENCE)
 
     async def serve() -> None:
         app, wire = Draining(_application), Wire()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from limitgate import MemoryStore, RedisStore
-from limitgate.page import Page, asgi, stopping
+from limitgate.page import Page, asgi
 from tests.support import forks
 from tests.support.doors import PLAIN, PROCESS_PATIENCE, Wire, http_scope, until, uvicorn_process
 from tests.support.fleet import fleet, snapshot, write
@@ -156,12 +156,12 @@ def test_it_knows_that_the_server_is_to_end() -> None:
     server, before = Server(), signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, server.handle_exit)
-        assert not stopping.is_stopping()
+        assert not asgi.is_stopping()
         server.should_exit = True
-        assert stopping.is_stopping()
+        assert asgi.is_stopping()
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert not stopping.is_stopping()
+    assert not asgi.is_stopping()
 
 
 def test_it_knows_that_a_worker_on_asyncio_is_to_end() -> None:
@@ -176,9 +176,9 @@ def test_it_knows_that_a_worker_on_asyncio_is_to_end() -> None:
     async def look() -> list[bool]:
         worker, loop = Worker(), asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, worker.handle_exit_signal)
-        found = [stopping.is_stopping()]
+        found = [asgi.is_stopping()]
         worker.alive = False
-        found.append(stopping.is_stopping())
+        found.append(asgi.is_stopping())
         loop.remove_signal_handler(signal.SIGTERM)
         return found
 
