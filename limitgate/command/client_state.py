@@ -20,7 +20,6 @@ from limitgate.command.output import say
 from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import doubt_about_bucket, path_reason
-from limitgate.gate.journal import Ban
 from limitgate.http.client_ip import canonical
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
@@ -354,10 +353,6 @@ def _probable_template(rule: Rule, sent: str) -> str:
 
 def _or_placeholder(segment: str) -> str:
     return "{id}" if _VALUE.search(segment) and not _WORD.fullmatch(segment) else segment
-
-
-def ban_fields(ban: Ban, now: float) -> dict[str, Any]:
-    return {"key": ban.key, "retry_after": ban.retry_after(now), "reason": ban.reason, "by": ban.by}
 
 
 def header_of(text: str) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import click
 
 from limitgate.command.bucket_owners import Trace, limits_of, search
-from limitgate.command.client_state import ban_fields
 from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
 from limitgate.command.service import Service
 from limitgate.command.stored import store_of
@@ -149,7 +148,7 @@ def as_json(resolved: _Resolved) -> dict[str, Any]:
                 "key": each.key,
                 "caller": each.caller,
                 "decision": decision_fields(each.decision) if each.decision is not None and each.is_certain else None,
-                "ban": None if each.ban is None else ban_fields(each.ban, time.time()),
+                "ban": None if each.ban is None else each.ban.fields(time.time()),
             }
             for each in resolved.found
         ],

@@ -22,6 +22,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import extra
 from limitgate.observing import instruments
 from limitgate.observing.counts import USUAL
+from limitgate.observing.exporter import joined
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, SyncConfigStore, fleet_key
@@ -250,7 +251,7 @@ def _gauge_metrics(living: Sequence[Snapshot]) -> Iterable[Metric]:
             if instrument.joined == "each":
                 labels = (*labels, snapshot.host, str(snapshot.pid), snapshot.id)  # noqa: PLW2901
             series = found.setdefault(name, {})
-            series[labels] = _joined(instrument, series[labels], numbers[0]) if labels in series else numbers[0]
+            series[labels] = joined(instrument, series[labels], numbers[0]) if labels in series else numbers[0]
     for instrument in INSTRUMENTS:
         if instrument.name in found:
             names = (*instrument.labels, "host", "pid", "process") if instrument.joined == "each" else instrument.labels
@@ -258,9 +259,3 @@ def _gauge_metrics(living: Sequence[Snapshot]) -> Iterable[Metric]:
             for labels, value in sorted(found[instrument.name].items()):
                 gauge.add_metric(labels, value)
             yield gauge
-
-
-def _joined(instrument: Instrument, one: float, other: float) -> float:
-    if instrument.joined == "sum":
-        return one + other
-    return min(one, other) if instrument.joined == "min" else max(one, other)

@@ -61,7 +61,7 @@ class Fleet:
             "last_load_error": None
             if load_error is None
             else {**load_error["last_load"], "host": load_error["host"], "pid": load_error["pid"]},
-            "bans": [_ban(each, now) for each in bans if each.until > now],
+            "bans": [{**each.fields(now), "digest": each.digest} for each in bans if each.until > now],
             "adaptive": _adaptive(living),
             "unreadable": list(unreadable),
         }
@@ -201,17 +201,6 @@ def _shifted(rule: RuleState, ahead: float) -> RuleState:
         for top in (rule.used, rule.refusals)
     )
     return replace(rule, used=used, refusals=refusals)
-
-
-def _ban(ban: Ban, now: float) -> dict[str, Any]:
-    left = ban.retry_after(now)
-    return {
-        "key": ban.key,
-        "retry_after": None if math.isinf(left) else left,
-        "reason": ban.reason,
-        "by": ban.by,
-        "digest": ban.digest,
-    }
 
 
 def _adaptive(living: Iterable[Snapshot]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from limitgate.observing.counts import (
     SHADOW_REFUSED,
     SUMS,
     Counts,
+    ReloadStats,
     RuleSeries,
     process_metrics,
 )
@@ -59,23 +60,8 @@ class _Process:
 _process = _Process()
 
 
-class Loads(Protocol):
-    was_ok: bool
-    at: float
-    error: str | None
-
-
-class _Rules(Protocol):
-    rule_set: RuleSet
-
-
-class _Outages(Protocol):
-    last_error: tuple[str, float] | None
-    """Text and Unix time."""
-
-
 class Watched(Protocol):
-    loads: Any
+    loads: ReloadStats
     rules: Any
     outages: Any
 
@@ -131,16 +117,14 @@ class GateState:
         if gate is None:
             raise ReferenceError("the gate is gone")
         now = time.time()
-        loads: Loads = gate.loads
+        loads = gate.loads
         seconds = monotonic() - self._looked
         self._looked += seconds
         requests, refused = self._note_totals(seconds, now)
         self._claim()
-        outages: _Outages = gate.outages
-        error = outages.last_error
+        error: tuple[str, float] | None = gate.outages.last_error
         gauges = list(self._gauges())
-        rules: _Rules = gate.rules
-        rule_set = rules.rule_set
+        rule_set: RuleSet = gate.rules.rule_set
         is_up = bool(getattr(self._store, "healthy", True))
         return Snapshot(
             id=self.id,
@@ -262,14 +246,10 @@ class GateState:
 
     def _counters(self, series: Series) -> Iterable[Value]:
         values = self._values(series)
-        place = len(series.counters)
         for (instrument, labels), value in zip(series.counters, values):
             if value:
                 yield instrument.name, labels, [value]
-        for instrument, labels in series.histograms:
-            width = len(instrument.bounds) + 1
-            counts, sums = values[place : place + width], values[place + width : place + 2 * width]
-            place += 2 * width
+        for instrument, labels, counts, sums in series.buckets(values):
             if any(counts):
                 yield instrument.name, labels, [*counts, round(sum(sums), 9)]
 

@@ -248,15 +248,11 @@ class RecentSketch:
         return len(self._current) < self._current.size
 
     @property
-    def is_empty(self) -> bool:
-        return not (self._current.total or self._before.total)
-
-    @property
     def names(self) -> Iterable[str]:
         return chain(self._current.names, self._before.names)
 
     def top(self) -> Top:
-        return merge([top(each) for each in (self._current, self._before) if each.total]) if not self.is_empty else Top()
+        return merge([top(each) for each in (self._current, self._before) if each.total])
 
 
 PERIOD = 300.0

@@ -53,6 +53,11 @@ class Ban(NamedTuple):
     def retry_after(self, now: float) -> float:
         return max(0.0, self.until - now)
 
+    def fields(self, now: float) -> dict[str, Any]:
+        """For JSON. ``retry_after`` is None if permanent."""
+        left = self.retry_after(now)
+        return {"key": self.key, "retry_after": None if math.isinf(left) else left, "reason": self.reason, "by": self.by}
+
 
 class Event(NamedTuple):
     at: float

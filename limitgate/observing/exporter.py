@@ -9,7 +9,7 @@ import atexit
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol, get_args, runtime_checkable
 from weakref import ref
@@ -104,16 +104,20 @@ class Series:
         """Export changes since ``before``; all if None."""
         is_first = before is None
         new = now if before is None else [value - was for value, was in zip(now, before)]
-        place = len(self.counters)
         for (instrument, labels), amount in zip(self.counters, new):
             if amount or (is_first and labels not in self.rare):
                 observer.add(instrument, labels, amount)
-        for instrument, labels in self.histograms:
-            width = len(instrument.bounds) + 1
-            counts, sums = new[place : place + width], new[place + width : place + 2 * width]
-            place += 2 * width
+        for instrument, labels, counts, sums in self.buckets(new):
             if is_first or any(counts):
                 observer.record(instrument, labels, counts, sums)
+
+    def buckets(self, values: Sequence[Any]) -> Iterator[tuple[Instrument, tuple[str, ...], Sequence[int], Sequence[float]]]:
+        """Yield the counts and sums of each histogram in ``values``."""
+        place = len(self.counters)
+        for instrument, labels in self.histograms:
+            width = len(instrument.bounds) + 1
+            yield instrument, labels, values[place : place + width], values[place + width : place + 2 * width]
+            place += 2 * width
 
 
 class Metrics(Protocol):
@@ -168,7 +172,7 @@ class _Exported:
         known = set[Name]()
         for instrument, labels, value in gauges:
             name = instrument, labels
-            present[name] = _joined(instrument, present[name], value) if name in known else value
+            present[name] = joined(instrument, present[name], value) if name in known else value
             known.add(name)
         for name, value in present.items():
             if self._gauges.get(name) != value:
@@ -185,7 +189,7 @@ class _Exported:
             self._failed.log(type(self._observer).__name__, type(error).__name__)
 
 
-def _joined(instrument: Instrument, one: float, other: float) -> float:
+def joined(instrument: Instrument, one: float, other: float) -> float:
     if instrument.joined == "sum":
         return one + other
     if instrument.joined == "each":

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from limitgate.algorithms.ban import FOR_EVER
-from limitgate.command.client_state import ban_fields, change_options, state_of, state_options
+from limitgate.command.client_state import change_options, state_of, state_options
 from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import (
     FOUND,
@@ -204,7 +204,7 @@ def bans(*, events: bool, as_json: bool, **options: Any) -> None:
         bans = opened.journal.bans()
     now = time.time()
     if as_json:
-        print_json([{**ban_fields(ban, now), "digest": ban.digest} for ban in bans])
+        print_json([{**ban.fields(now), "digest": ban.digest} for ban in bans])
     elif bans:
         rows = [(ban.key, seconds(ban.retry_after(now)), ban.by, ban.reason or "") for ban in bans]
         print_table(("Client", "Ends in", "By", "Reason"), rows)
