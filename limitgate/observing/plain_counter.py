@@ -83,9 +83,12 @@ class PlainCounter:
             for limit in bucket.limits:
                 rules.setdefault(row, []).append((place, cost * limit.period_us, limit.capacity))
                 place += 1
-        self.charged = _charged(rules)
-        self.charged_many = _charged_many(rules)
-        self.refused = _refused(rules, without_room)
+        places = {row: tuple([place for place, _, _ in windows]) for row, windows in rules.items()}
+        constants = _constants(rules, lambda charge, capacity: (1 / capacity, charge / capacity - TINY))
+        self.charged = _maker(tuple([(ADMITTED, each) for each in places.values()]), is_refused=False)(*constants)
+        self.charged_many = _maker_of_many(tuple(places.values()))(*constants)
+        constants = _constants(rules, lambda charge, capacity: (1 / capacity, -TINY, capacity - charge))
+        self.refused = _maker(tuple([(without_room[row], each) for row, each in places.items()]), is_refused=True)(*constants)
 
 
 def _count_each(count: _Count, many: Sequence[Sequence[State]]) -> None:
@@ -102,23 +105,13 @@ def _count_states(
     count_buckets(zip(template.charged(states), rows), is_charged=is_charged, is_allowed=is_charged)
 
 
-def _charged(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _Count:
+def _constants(rules: Mapping[RuleSeries, Sequence[_Window]], of_window: Callable[[int, int], tuple[float, ...]]) -> list[Any]:
     constants: list[Any] = []
     for row, windows in rules.items():
         constants.append(row.values)
         for _, charge, capacity in windows:
-            constants += 1 / capacity, charge / capacity - TINY, None
-    shape = tuple([(ADMITTED, tuple([place for place, _, _ in windows])) for windows in rules.values()])
-    return _maker(shape, is_refused=False)(*constants)
-
-
-def _charged_many(rules: Mapping[RuleSeries, Sequence[_Window]]) -> _CountMany:
-    constants: list[Any] = []
-    for row, windows in rules.items():
-        constants.append(row.values)
-        for _, charge, capacity in windows:
-            constants += 1 / capacity, charge / capacity - TINY
-    return _maker_of_many(tuple([tuple([place for place, _, _ in windows]) for windows in rules.values()]))(*constants)
+            constants += of_window(charge, capacity)
+    return constants
 
 
 @cache
@@ -138,22 +131,12 @@ def _maker_of_many(shape: tuple[tuple[int, ...], ...]) -> Callable[..., _CountMa
     return compiled(source, "make", bounds=_PLACED_BOUNDS, bisect_right=bisect_right)  # type: ignore[no-any-return]
 
 
-def _refused(rules: Mapping[RuleSeries, Sequence[_Window]], outcomes: Mapping[RuleSeries, int]) -> _Count:
-    constants: list[Any] = []
-    for row, windows in rules.items():
-        constants.append(row.values)
-        for _, charge, capacity in windows:
-            constants += 1 / capacity, -TINY, capacity - charge
-    shape = tuple([(outcomes[row], tuple([place for place, _, _ in windows])) for row, windows in rules.items()])
-    return _maker(shape, is_refused=True)(*constants)
-
-
 @cache
 def _maker(shape: _Shape, *, is_refused: bool) -> Callable[..., _Count]:
     constants, rules = [], []
     for number, (outcome, places) in enumerate(shape):
         used = [f"share{place} * debt{place} + more{place}" for place in places]  # Faster with a float first.
-        constants += [f"row{number}", *[f"share{place}, more{place}, room{place}" for place in places]]
+        constants += [f"row{number}", *[f"share{place}, more{place}" + f", room{place}" * is_refused for place in places]]
         others = "\n".join([_OTHER.strip("\n").format(used=each) for each in used[1:]])
         figures = {"row": f"row{number}", "outcome": outcome, "bucket": _BUCKET, "width": SUMS - COUNTS}
         rule = _RULE.strip("\n").format(first=used[0], others=others, **figures)
