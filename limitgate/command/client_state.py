@@ -15,8 +15,8 @@ import click
 
 from limitgate.algorithms import ALGORITHMS, gcra
 from limitgate.command.applications import RULES
-from limitgate.command.opened import Opened, Options, Verb, decorated, store_options
-from limitgate.command.output import say
+from limitgate.command.opened import Opened, Options, decorated, store_options
+from limitgate.command.output import Verb, say
 from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import doubt_about_bucket, path_reason

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from limitgate.command.output import Verb
 from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import Budget, measures_silence, run
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from limitgate.rules.settings import Settings
 
 Options = Mapping[str, Any]
-Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 class _Timeout(click.FloatRange):
@@ -49,15 +49,22 @@ timeout_option: Callable[[Verb], Verb] = click.option(
 app_option: Callable[[Verb], Verb] = click.option(
     "--app", metavar="MODULE:APP", help="The application or a factory, for its routes, limits in code, and options."
 )
+store_option: Callable[[Verb], Verb] = click.option(
+    "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
+)
+key_prefix_option: Callable[[Verb], Verb] = click.option(
+    "--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"
+)
+secret_option: Callable[[Verb], Verb] = click.option(
+    "--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."
+)
 
 
 def store_options(verb: Verb) -> Verb:
     return decorated(
         verb,
         app_option,
-        click.option(
-            "--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]"
-        ),
+        store_option,
         key_options,
         timeout_option,
     )
@@ -66,12 +73,17 @@ def store_options(verb: Verb) -> Verb:
 def key_options(verb: Verb) -> Verb:
     return decorated(
         verb,
-        click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]"),
-        click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET."),
+        key_prefix_option,
+        secret_option,
         click.option(
             "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
         ),
     )
+
+
+def chosen_of(options: Options) -> dict[str, Any]:
+    """Return the options of `store_options` that are settings of the service."""
+    return {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
 
 
 def rules_beside(app: str | None, rules: str | None) -> str | None:
@@ -90,11 +102,11 @@ class Opened:
         store: SyncConfigStore,
         key_prefix: str,
         timeout: float,
-        settings: Callable[[], Settings],
-        named: Service | None = None,
+        chosen: dict[str, Any],
+        service: Service | None = None,
     ) -> None:
-        self.service = named
-        self._get_settings = settings
+        self.service = service
+        self._chosen = chosen
         self.store: SyncConfigStore = store
         self.key_prefix: str = key_prefix
         self.timeout: float = timeout
@@ -102,7 +114,7 @@ class Opened:
 
     @cached_property
     def _settings(self) -> Settings:
-        return self._get_settings()
+        return _settings(self.service, self._chosen)
 
     @property
     def names(self) -> Names:
@@ -141,22 +153,18 @@ class Opened:
         return RuleBucket(operations, lambda flow: run(self.store, flow, Budget(self.timeout, measured=measured)))
 
 
-def _service(rules: str | None, app: str | None, chosen: dict[str, Any]) -> Service:
-    from limitgate.command.service import service
-
-    return service(rules, app, **chosen)
-
-
 @contextmanager
 def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
     if rules is None and options.get("rule") and options["app"] is None:
         rules = os.environ.get("LIMITGATE_RULES")
-    chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
-    named = _service(rules, options["app"], chosen) if rules or options["app"] else None
+    chosen, named = chosen_of(options), None
+    if rules or options["app"]:
+        from limitgate.command.service import service
+
+        named = service(rules, options["app"], **chosen)
     where = _chosen_place(chosen) if named is None else None
-    get_settings = partial(_settings, named, chosen)
     if where is None:
-        settings = get_settings()
+        settings = _settings(named, chosen)
         if "store" not in settings.model_fields_set:
             raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
         where = settings.store, settings.key_prefix
@@ -164,17 +172,13 @@ def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
     if store is None:
         raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
     try:
-        yield Opened(store, where[1], options["timeout"], get_settings, named)
+        yield Opened(store, where[1], options["timeout"], chosen, named)
     finally:
         store.close()
 
 
-def _settings(named: Service | None, chosen: dict[str, Any]) -> Settings:
-    if named is not None:
-        return named.settings
-    from limitgate.rules.rule import RuleSet
-
-    return settings_of(None, RuleSet([]), chosen)
+def _settings(service: Service | None, chosen: dict[str, Any]) -> Settings:
+    return settings_of(chosen) if service is None else service.settings
 
 
 def _chosen_place(chosen: Options) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""Output of verbs: decisions, JSON, tables, and lines. Exit statuses."""
+"""Output of verbs: decisions, JSON, tables, and lines. Exit statuses, and the option ``--json``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unicodedata import combining, east_asian_width
 
 import click
@@ -31,6 +31,9 @@ INTERRUPTED = 130
 """128 + SIGINT."""
 NO_READER = 141
 """128 + SIGPIPE."""
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+json_option: Callable[[Verb], Verb] = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
 def write(text: str, *, err: bool = False) -> None:

@@ -109,11 +109,8 @@ def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -
 
 
 def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[_Candidate]]:
-    read = [key.read(text) for key in keys]
-    for refusal in read:
-        if candidates := list(_candidates(refusal, asked)):
-            return refusal, candidates
-    return read[0], []
+    read = [(refusal, [*_candidates(refusal, asked)]) for refusal in (key.read(text) for key in keys)]
+    return next((each for each in read if each[1]), read[0])
 
 
 def _check_time(text: str, at: float) -> None:

@@ -173,7 +173,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
     if is_rules(found):
         if app is not None:
             raise click.UsageError(f"{app} is a list of rules, expected an application, or {app} as --rules")
-        return Service(rules_of(found), settings_of(None, rules_of(found), given))
+        return Service(rules_of(found), settings_of(given, rules_of(found)))
     gate = None if found is None else next(gates(found), None)
     if rules is not None and rules != name:
         in_force = rules_named(rules)
@@ -185,7 +185,7 @@ def service(rules: str | None, app: str | None, **given: Any) -> Service:
         in_force = gate.rules
     if found is not None and gate is None:
         say(f"limitgate: no LimitGate found around {name}, so options come from LIMITGATE_*", err=True)
-    settings = settings_of(gate, in_force, given)
+    settings = settings_of(given, in_force, gate)
     return Service(in_force, settings, found, _door_of(found) if gate is None else gate.door)
 
 

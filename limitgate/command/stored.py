@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from limitgate.rules.settings import GateSettings
 
 
-def settings_of(gate: GateAround | None, rules: RuleSet, given: dict[str, Any]) -> GateSettings:
+def settings_of(given: dict[str, Any], rules: RuleSet | None = None, gate: GateAround | None = None) -> GateSettings:
     """Return the options: from the command line, then the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""
+    from limitgate.rules.rule import RuleSet
     from limitgate.rules.settings import GateSettings
 
     options = {} if gate is None else dict(gate.options)
     options |= {name: value for name, value in given.items() if value is not None}
+    options["rules"] = RuleSet([]) if rules is None else rules
     try:
-        return GateSettings(**{**options, "rules": rules})
+        return GateSettings(**options)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
 

@@ -214,13 +214,9 @@ def _windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
 
 def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
     at = time_of(text)  # raises `ValueError`
-    read = [key.read(text) for key in (yield from _keys(known))]
-    refusal, candidates = read[0], []
-    for each in read:
-        candidates = _candidates(known, each)
-        if candidates:
-            refusal = each
-            break
+    ids = [key.read(text) for key in (yield from _keys(known))]
+    read = [(each, _candidates(known, each)) for each in ids]
+    refusal, candidates = next((each for each in read if each[1]), read[0])
     elapsed = time.time() - at
     ago = f"{_duration(elapsed)} ago" if elapsed >= 1 else "just now"
     words = [f"Refused at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}."]

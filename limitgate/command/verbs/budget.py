@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import click
 
 from limitgate.command.opened import on_store, store_options
-from limitgate.command.output import FOUND, ban_in_force, print_json, print_table, say, seconds
-from limitgate.limiter.budget_texts import Budget, Said, matching, names, state_of_budget
+from limitgate.command.output import FOUND, ban_in_force, json_option, print_json, print_table, say, seconds
+from limitgate.limiter.budget_texts import Budget, matching, names, state_of_budget
 from limitgate.limiter.calls import carry_out
 from limitgate.limiter.limiter import Limiter
 from limitgate.limits.decision import SECOND
+from limitgate.limits.limit import Limit
 from limitgate.messages.text import listed
 
 _DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
@@ -23,7 +24,7 @@ _DIGEST = re.compile(r"(?<= )([0-9a-f]{6})[0-9a-f]{18}(?= )")
 @click.command("budget")
 @click.argument("key", metavar="[KEY]", required=False)
 @store_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def verb(ctx: click.Context, /, *, key: str | None, as_json: bool, **options: Any) -> None:
     """Show a budget for a language model: what is used and reserved, what the provider reports, and how many requests wait.
@@ -38,10 +39,11 @@ def verb(ctx: click.Context, /, *, key: str | None, as_json: bool, **options: An
             _print_names(carry_out(opened.limiter, names(opened.limiter)), as_json=as_json)
             return
         name, budget = _found(opened.limiter, key)
+    fields = _fields(budget)
     if as_json:
-        print_json(_fields(budget))
+        print_json(fields)
     else:
-        _print(name, budget)
+        _print(name, budget, fields)
     ctx.exit(0 if budget.decision.allowed else FOUND)
 
 
@@ -74,7 +76,10 @@ def _short(name: str) -> str:
 
 
 def _fields(budget: Budget) -> dict[str, Any]:
-    reserved, tenants = _under_way(budget)
+    reserved, tenants = [0] * len(budget.limits), Counter[str]()
+    for row in budget.live:
+        tenants.update(row.tenants if budget.waiting else {})
+        reserved = [total + more for total, more in zip(reserved, chain(row.reserved, repeat(0)))]
     windows = [
         {
             "kind": kind,
@@ -82,10 +87,10 @@ def _fields(budget: Budget) -> dict[str, Any]:
             "limit": window.limit,
             "used": window.used,
             "reserved": held,
-            "told": _told(budget, said),
+            "told": _told(budget, kind, limit),
             "reset_after": window.reset_after,
         }
-        for (kind, _), window, held, said in zip(budget.limits, budget.decision.windows, reserved, _said(budget))
+        for (kind, limit), window, held in zip(budget.limits, budget.decision.windows, reserved)
     ]
     return {
         "windows": windows,
@@ -97,51 +102,32 @@ def _fields(budget: Budget) -> dict[str, Any]:
     }
 
 
-def _print(name: str, budget: Budget) -> None:
-    reserved, tenants = _under_way(budget)
-    rows = []
-    for (kind, limit), window, held, said in zip(budget.limits, budget.decision.windows, reserved, _said(budget)):
-        told = _told(budget, said)
-        remaining = None if told is None else told["remaining"]
-        says = "-" if remaining is None else f"{remaining:,} remaining"
-        if told is not None and told["reset_after"] is not None:
-            says += f", full in {seconds(told['reset_after'])}"
-        rows.append((kind, limit, f"{window.used:,}", f"{held:,}", f"{window.remaining:,}", seconds(window.reset_after), says))
-    say(f"{_short(name)}:")
-    print_table(("Counts", "Limit", "Used", "Reserved", "Remaining", "Full in", "Provider says"), rows)
-    who = f", of {listed([f'{tenant} ({many:,})' for tenant, many in tenants.most_common()])}" if tenants else ""
-    if budget.reserved_ago is not None:
-        say(f"reserved as of {seconds(budget.reserved_ago)} ago")
-    say(f"{budget.waiting:,} {'request waits' if budget.waiting == 1 else 'requests wait'}{who}")
-    if pause := ban_in_force(budget.decision):
-        say(f"paused for {seconds(pause)}, by the provider's request or by a ban")
-    left = budget.held - sum([row.held for row in budget.live])
-    if left > 0:
-        say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may belong to processes that have ended")
-
-
-def _under_way(budget: Budget) -> tuple[list[int], Counter[str]]:
-    reserved, tenants = [0] * len(budget.limits), Counter[str]()
-    for row in budget.live:
-        tenants.update(row.tenants if budget.waiting else {})
-        reserved = [total + more for total, more in zip(reserved, _as_many(row.reserved, len(reserved)))]
-    return reserved, tenants
-
-
-def _as_many(numbers: Iterable[int], many: int) -> list[int]:
-    return [*numbers, *[0] * many][:many]
-
-
-def _said(budget: Budget) -> list[Said | None]:
-    return [
-        next((each for each in budget.said if each.kind == kind and each.period in (None, limit.period)), None)
-        for kind, limit in budget.limits
-    ]
-
-
-def _told(budget: Budget, said: Said | None) -> dict[str, Any] | None:
+def _told(budget: Budget, kind: str, limit: Limit) -> dict[str, Any] | None:
+    said = next((each for each in budget.said if each.kind == kind and each.period in (None, limit.period)), None)
     if said is None:
         return None
     ago = max(0.0, (budget.now - budget.said_at) / SECOND)
     reset_after = None if said.reset_after is None else max(0.0, said.reset_after - ago)
     return {"limit": said.limit, "remaining": said.remaining, "reset_after": reset_after, "ago": ago}
+
+
+def _print(name: str, budget: Budget, fields: dict[str, Any]) -> None:
+    rows = []
+    for (kind, limit), window, found in zip(budget.limits, budget.decision.windows, fields["windows"]):
+        told, held = found["told"] or {"remaining": None, "reset_after": None}, found["reserved"]
+        says = "-" if told["remaining"] is None else f"{told['remaining']:,} remaining"
+        if told["reset_after"] is not None:
+            says += f", full in {seconds(told['reset_after'])}"
+        rows.append((kind, limit, f"{window.used:,}", f"{held:,}", f"{window.remaining:,}", seconds(window.reset_after), says))
+    say(f"{_short(name)}:")
+    print_table(("Counts", "Limit", "Used", "Reserved", "Remaining", "Full in", "Provider says"), rows)
+    tenants = Counter[str](fields["tenants"]).most_common()
+    who = f", of {listed([f'{tenant} ({many:,})' for tenant, many in tenants])}" if tenants else ""
+    if budget.reserved_ago is not None:
+        say(f"reserved as of {seconds(budget.reserved_ago)} ago")
+    say(f"{budget.waiting:,} {'request waits' if budget.waiting == 1 else 'requests wait'}{who}")
+    if pause := fields["pause"]:
+        say(f"paused for {seconds(pause)}, by the provider's request or by a ban")
+    left = budget.held - sum([row.held for row in budget.live])
+    if left > 0:
+        say(f"{left:,} more {'reservation' if left == 1 else 'reservations'} may belong to processes that have ended")

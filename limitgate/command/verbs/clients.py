@@ -18,6 +18,7 @@ from limitgate.command.output import (
     ban_in_force,
     decision_fields,
     is_banned,
+    json_option,
     print_decision,
     print_json,
     print_table,
@@ -71,7 +72,7 @@ def _say_hint(hint: str | None) -> None:
 
 @click.command("peek")
 @state_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def peek(ctx: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """Show one client's state, and whether a request would be admitted. Charges nothing.
@@ -96,7 +97,7 @@ def peek(ctx: click.Context, /, *, as_json: bool, **options: Any) -> None:
 
 @click.command("reset")
 @change_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Reset one client's usage, so that its buckets are full. Doesn't lift a ban: see pardon.
 
@@ -126,7 +127,7 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 @click.option(
     "--for", "duration", type=_DURATION, metavar="DURATION", help="How long, such as 90s, 30m, 1h or 7d; default: permanently."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def ban(*, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Refuse all requests of one client under a rule, or of a Limiter's key. Doesn't shorten an existing ban.
 
@@ -158,7 +159,7 @@ def _how_long(duration: float | None) -> str:
 
 @click.command("pardon")
 @change_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:
     """Lift the ban of one client. Keeps the client's usage: see reset.
@@ -189,7 +190,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
 @click.command("bans")
 @store_options
 @click.option("--log", "events", is_flag=True, help="Show the latest bans, pardons and resets instead, newest first.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def bans(*, events: bool, as_json: bool, **options: Any) -> None:
     """List the bans set by commands and rules: the client (masked), the remaining time, and the reason.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from limitgate.command.output import print_json, say
+from limitgate.command.output import json_option, print_json, say
 from limitgate.messages.text import meant
 
 _NUMBER = re.compile(r"(?:LG)?[ _-]?0*([0-9]{1,3})")
@@ -19,7 +19,7 @@ _ENTRY = re.compile(r"^## (LG\d{3})\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 
 @click.command("doc")
 @click.argument("code", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def verb(code: str | None, *, as_json: bool) -> None:
     """Explain a code of a log line: what it means, why it matters, what to do. Without a code, list all of them.
 

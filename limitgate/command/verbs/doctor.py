@@ -15,8 +15,8 @@ import click
 from packaging.specifiers import SpecifierSet
 
 from limitgate.command.applications import RULES
-from limitgate.command.opened import store_options
-from limitgate.command.output import FOUND, NO_STORE, print_json, print_table, say, seconds
+from limitgate.command.opened import chosen_of, store_options
+from limitgate.command.output import FOUND, NO_STORE, json_option, print_json, print_table, say, seconds
 from limitgate.command.service import service
 from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError, StoreError
@@ -83,7 +83,7 @@ class _Diagnostics(logging.Handler):
 @click.command("doctor")
 @store_options
 @click.option("--rules", metavar="PATH", help=f"{RULES}.  [env var: LIMITGATE_RULES]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def verb(ctx: click.Context, /, *, rules: str | None, as_json: bool, **options: Any) -> None:
     """Examine the versions, options, rules and store of a service. The output has no secrets, so you can send it to others.
@@ -115,7 +115,7 @@ def verb(ctx: click.Context, /, *, rules: str | None, as_json: bool, **options: 
 
 
 def _settings(rules: str | None, options: dict[str, Any], report: _Report) -> tuple[Settings, RuleSet | None]:
-    chosen = {name: options[name] for name in ("store", "key_prefix", "secret", "ipv6_prefix")}
+    chosen = chosen_of(options)
     rules = rules or (None if options["app"] else os.environ.get("LIMITGATE_RULES"))
     if rules or options["app"]:
         try:
@@ -125,7 +125,7 @@ def _settings(rules: str | None, options: dict[str, Any], report: _Report) -> tu
                 report.add("rules", "error", str(mistake))
         else:
             return named.settings, named.rules
-    return settings_of(None, RuleSet([]), chosen), None
+    return settings_of(chosen), None
 
 
 def _versions(report: _Report) -> dict[str, str]:

@@ -18,6 +18,7 @@ from limitgate.command.opened import app_option, key_options, rules_beside, time
 from limitgate.command.output import (
     FOUND,
     decision_fields,
+    json_option,
     logs_from,
     print_decision,
     print_json,
@@ -68,7 +69,7 @@ _OF_THE_PROCESS = {
 @key_options
 @click.option("--trusted-proxy", multiple=True, metavar="ADDRESS", help="Trusted proxy of the service: address, CIDR or list.")
 @timeout_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def verb(  # noqa: PLR0917 - click passes them by name
     ctx: click.Context,

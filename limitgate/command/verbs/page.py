@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.applications import RULES
 from limitgate.command.listening import listen
-from limitgate.command.opened import app_option, rules_beside, timeout_option
+from limitgate.command.opened import app_option, key_prefix_option, rules_beside, secret_option, store_option, timeout_option
 from limitgate.command.output import say
 from limitgate.command.service import service
 from limitgate.command.stored import settings_of
@@ -19,7 +19,6 @@ from limitgate.messages.text import extra
 from limitgate.page import Page, this_machine
 from limitgate.page.explaining import Described
 from limitgate.page.this_machine import is_local_host
-from limitgate.rules.rule import RuleSet
 from limitgate.stores import url_of
 from limitgate.stores.redis.url import scheme_of, shown
 
@@ -28,11 +27,11 @@ _ENDS_WITHIN_S = 2
 
 
 @click.command("page")
-@click.option("--store", metavar="URL", help="Store of the service; default: that of --app.  [env var: LIMITGATE_STORE]")
+@store_option
 @click.option("--rules", metavar="PATH", envvar="LIMITGATE_RULES", help=f"{RULES}, to explain requests and refusals.")
 @app_option
-@click.option("--key-prefix", metavar="TEXT", help="Key prefix of the service.  [env var: LIMITGATE_KEY_PREFIX]")
-@click.option("--secret", metavar="TEXT", help="Secret of the service; prefer the variable LIMITGATE_SECRET.")
+@key_prefix_option
+@secret_option
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option("--port", default=9380, show_default=True, type=click.IntRange(0, 65535), help="Port to listen on.")
 @click.option("--actions", is_flag=True, help="Let the page ban, pardon and reset clients.")
@@ -71,7 +70,7 @@ def verb(
         raise click.UsageError(str(error)) from error
     rules = rules_beside(app, rules)
     asked = service(rules, app, **options) if rules or app else None
-    settings = settings_of(None, RuleSet([]), options) if asked is None else asked.settings
+    settings = settings_of(options) if asked is None else asked.settings
     store = url_of(settings.store)
     if "store" not in settings.model_fields_set or store is None:
         raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from limitgate.command.applications import RULES, is_in_python, rules_named
-from limitgate.command.output import print_json, print_table, say
+from limitgate.command.output import json_option, print_json, print_table, say
 from limitgate.command.service import Service, service
 from limitgate.http.request import Request
 from limitgate.messages.text import shortened
@@ -43,7 +43,7 @@ _MOST_CLIENTS = 10_000
 @click.option(
     "--processes", type=click.IntRange(min=1), metavar="N", help="Number of processes; needs rules that all count by address."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def verb(  # noqa: PLR0917 - click passes them by name
     log: str,
     rules: str | None,

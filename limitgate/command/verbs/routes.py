@@ -20,7 +20,7 @@ from limitgate.command.applications import (
     routes_of,
     rules_named,
 )
-from limitgate.command.output import FOUND, print_json, say
+from limitgate.command.output import FOUND, json_option, print_json, say
 from limitgate.routes import starlette
 from limitgate.routes.overview import Entry, Listed, Mounted, entries, notes_on, overview, unmatched
 from limitgate.rules.files import rules_of
@@ -38,7 +38,7 @@ class _Application(NamedTuple):
 @click.command("routes")
 @click.argument("name", metavar="MODULE:APP")
 @click.option("--rules", metavar="PATH", help="Rule file or folder, instead of the application's rules.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def verb(ctx: click.Context, name: str, rules: str | None, *, as_json: bool) -> None:
     """List every route of an application with its limits, and the rules that match no route.

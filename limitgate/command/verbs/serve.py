@@ -20,7 +20,6 @@ from limitgate.command.stored import settings_of, store_of
 from limitgate.forward.gate import ForwardGate
 from limitgate.forward.served import GRPC
 from limitgate.messages.text import extra
-from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import PREFIX, GateSettings
 
 KEEP_ALIVE_S = 3700
@@ -111,7 +110,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
 
 def _check_options(given: dict[str, Any]) -> None:
-    if opened := store_of(settings_of(None, RuleSet([]), given).store):
+    if opened := store_of(settings_of(given).store):
         opened.close()
 
 

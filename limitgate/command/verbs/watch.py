@@ -10,7 +10,7 @@ import click
 
 from limitgate.command.fleet_text import PROCESSES, headline, notes, process_rows, summary, top_tables
 from limitgate.command.opened import Opened, on_store, store_options
-from limitgate.command.output import FOUND, print_json, print_table, say
+from limitgate.command.output import FOUND, json_option, print_json, print_table, say
 from limitgate.errors import StoreError
 from limitgate.fleet.figures import Figures
 from limitgate.fleet.reader import FleetReader
@@ -44,7 +44,7 @@ def _show_live(opened: Opened, reader: FleetReader, verb: str) -> None:
 @click.command("status")
 @store_options
 @click.option("--once", is_flag=True, help="Print once, even on a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 @click.pass_context
 def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) -> None:
     """Show every live process of a service: its rules, its requests, its store and its last error.
@@ -71,7 +71,7 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
 @click.command("top")
 @store_options
 @click.option("--once", is_flag=True, help="Print once, even on a terminal.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
+@json_option
 def top(*, once: bool, as_json: bool, **options: Any) -> None:
     """Show which clients are refused most now, by which rule and since when; then the rules, and which clients use most.
 

@@ -28,7 +28,6 @@ from limitgate.errors import StoreError
 from limitgate.fleet.actions import client_bucket
 from limitgate.fleet.reader import FleetReader
 from limitgate.fleet.snapshot import LoadState, RuleState, Snapshot, StoreState, encode
-from limitgate.rules.settings import GateSettings
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.fleet.test_reader import entry, rule, snapshot
 from tests.support.command_line import CliRunner
@@ -230,7 +229,7 @@ def test_snapshots_that_cannot_be_read_are_told(fleet: Fleet) -> None:
 
 
 def opened(fleet: Fleet) -> Opened:
-    return Opened(fleet.store, fleet.prefix, PATIENCE, GateSettings)
+    return Opened(fleet.store, fleet.prefix, PATIENCE, {})
 
 
 def test_keys_change_a_client_after_a_question(fleet: Fleet) -> None:
