@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from limitgate.http.request import ASGIRequest, Scope
 from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS
-from limitgate.page.site import MOST_BODY, STREAM, Answer, Guard, Site, error
+from limitgate.page.site import MOST_BODY, NOT_ADMITTED, STREAM, Answer, Guard, Site, error
 from limitgate.process.clock import monotonic
 from limitgate.stores import open_store
 
@@ -95,18 +94,19 @@ class Page:
         site = self._site
         given = site.guard(request)
         who = site.named(await given if isawaitable(given) else given)
-        if who is not None and not route:
+        if who is None:
+            return error(403, NOT_ADMITTED)
+        if not route:
             # The browser asks for the figures as soon as it has the document.
             self._watcher.prepare()
         found = site.at_once(request, route, who)
-        if found is not None or who is None:
+        if found is not None:
             return found
         if route == "figures":
             return site.figures(await self._watcher.read(), request)
         if route == "events":
-            if request.sent_method == "HEAD":
-                return Answer(200, STREAM, b"")
-            return None if self._watcher.has_room else error(503, "there are too many viewers")
+            stream = None if self._watcher.has_room else error(503, "there are too many viewers")
+            return Answer(200, STREAM, b"") if request.sent_method == "HEAD" else stream
         body = await _body(receive) if route in ACTIONS else b""
         if body is None:
             return error(413, f"the body has more than {MOST_BODY} bytes, expected fewer")
@@ -198,31 +198,28 @@ class _Watcher:
         while self._viewers:
             began = time.thread_time()
             reading = asyncio.ensure_future(self.read())
-            if not await self._wait(reading, math.inf):
-                return
+            while not reading.done():
+                if self._has_ended():
+                    reading.cancel()
+                    return
+                await asyncio.wait({reading}, timeout=LOOK_S)
             with logged_errors():
                 self.event = b"data: " + self._site.on_screen(reading.result()) + b"\n\n"
                 self.version += 1
             self._next_turn()
             self._is_late = False
-            if not await self._wait(None, min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))):
-                return
-
-    async def _wait(self, reading: asyncio.Future[Mapping[str, Any]] | None, seconds: float) -> bool:
-        until = monotonic() + seconds
-        while self._viewers and monotonic() < until and not (self._is_late if reading is None else reading.done()):
-            if is_stopping():
-                self.is_over = True
-                self._next_turn()
-                break
-            if reading is None:
+            until = monotonic() + min(SLOWEST_S, max(PERIOD_S, (time.thread_time() - began) / SHARE))
+            while monotonic() < until and not self._is_late:
+                if self._has_ended():
+                    return
                 await asyncio.sleep(LOOK_S)
-            else:
-                await asyncio.wait({reading}, timeout=LOOK_S)
-        is_done = not self.is_over and (reading is None or reading.done())
-        if not is_done and reading is not None:
-            reading.cancel()
-        return is_done
+
+    def _has_ended(self) -> bool:
+        """True if nobody watches, or if the server is stopping."""
+        if self._viewers and is_stopping():
+            self.is_over = True
+            self._next_turn()
+        return self.is_over or not self._viewers
 
     def _next_turn(self) -> None:
         turn, self.turn = self.turn, asyncio.get_running_loop().create_future()

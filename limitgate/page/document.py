@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from html import escape
@@ -11,10 +12,10 @@ from typing import Any
 
 
 @cache
-def _parts() -> list[str]:
+def _page() -> str:
     folder = files("limitgate.page")
     text, style, script = [(folder / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")]
-    return text.replace("{{style}}", style).replace("{{script}}", script).split("{{")
+    return text.replace("{{style}}", style).replace("{{script}}", script)
 
 
 def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
@@ -24,12 +25,7 @@ def document(nonce: str, title: str, facts: Mapping[str, Any]) -> bytes:
         # Nothing in it may end the script element.
         "facts": json.dumps(facts).replace("<", "\\u003c"),
     }
-    first, *rest = _parts()
-    found = [first]
-    for part in rest:
-        name, _, after = part.partition("}}")
-        found += values[name], after
-    return "".join(found).encode()
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: values[name[1]], _page()).encode()
 
 
 def policy(nonce: str) -> str:

@@ -60,6 +60,7 @@ def error(status: int, text: str, *more: tuple[str, str]) -> Answer:
     return answer(status, "application/json", as_bytes({"error": text}), *more)
 
 
+NOT_ADMITTED = "you may not look at this page"
 STREAM: Headers = [("Content-Type", "text/event-stream"), *_CLOSED, ("X-Accel-Buffering", "no")]
 
 
@@ -131,10 +132,8 @@ class Site:
             self._has_gate = True
         return request.path.strip("/")
 
-    def at_once(self, request: Request, route: str, who: str | None) -> Answer | None:
+    def at_once(self, request: Request, route: str, who: str) -> Answer | None:
         """None for routes that need the store."""
-        if who is None:
-            return error(403, "you may not look at this page")
         refused = self._refused(request, route)
         if refused is not None or route:
             return refused

@@ -12,7 +12,7 @@ from limitgate.http.body import read_input
 from limitgate.http.request import WSGIRequest
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS
-from limitgate.page.site import MOST_BODY, Answer, Guard, Site, error
+from limitgate.page.site import MOST_BODY, NOT_ADMITTED, Answer, Guard, Site, error
 from limitgate.stores import open_sync_store
 
 
@@ -58,9 +58,11 @@ class PageWSGI:
     def _answer(self, request: WSGIRequest, environ: dict[str, Any], route: str) -> Answer:
         site = self._site
         who = site.named(_plain(site.guard(request)))
+        if who is None:
+            return error(403, NOT_ADMITTED)
         found = site.at_once(request, route, who)
-        if found is not None or who is None:
-            return found or error(403, "")
+        if found is not None:
+            return found
         if route == "figures":
             return site.figures(site.reader.read(), request)
         if route == "events":
