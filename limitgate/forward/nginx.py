@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 from limitgate.exchange.application import Message, Send
 
@@ -60,10 +60,11 @@ def _converted(start: Message, body: bytes) -> Message:
     return {**start, "status": 403, "headers": headers}
 
 
-class _Kept(NamedTuple):
+@dataclass(slots=True)
+class _Kept:
     until: float
     messages: list[Message]
-    repeats: list[Any]
+    repeats: int = 0
 
 
 class Repeats:
@@ -75,9 +76,9 @@ class Repeats:
 
     def find(self, key: Key) -> list[Message] | None:
         kept = self._kept.get(key)
-        if kept is None or kept.until < self._clock() or len(kept.repeats) >= MOST_REPEATS:
+        if kept is None or kept.until < self._clock() or kept.repeats >= MOST_REPEATS:
             return None
-        kept.repeats.append(None)
+        kept.repeats += 1
         return kept.messages
 
     def keep(self, key: Key, messages: list[Message]) -> None:
@@ -85,7 +86,7 @@ class Repeats:
         while kept and (len(kept) >= MOST_KEPT or next(iter(kept.values())).until < now):
             kept.popitem(last=False)
         kept.pop(key, None)
-        kept[key] = _Kept(now + KEPT_S, messages, [])
+        kept[key] = _Kept(now + KEPT_S, messages)
 
     def __len__(self) -> int:
         return len(self._kept)

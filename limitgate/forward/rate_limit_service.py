@@ -30,27 +30,18 @@ _UNITS = {SECONDS[unit.lower()]: number for unit, number in Response.Limit.Unit.
 _UNSENT = frozenset({b"content-length"})
 
 
-class RateLimitService:
-    """Answers ``ShouldRateLimit`` by the rules of a `ForwardGate`."""
-
-    def __init__(self, gate: ForwardGate) -> None:
-        self._gate = gate
-
-    async def should_rate_limit(self, request: Request, context: aio.ServicerContext[Request, Response]) -> Response:
-        scope = scope_of(request, context.peer(), self._gate.api_key_header)
-        return _response(request, await self._gate.decide(scope, _hits(request)))
-
-    def add_to(self, server: aio.Server) -> None:
-        method = grpc.unary_unary_rpc_method_handler(
-            self.should_rate_limit, request_deserializer=Request.FromString, response_serializer=Response.SerializeToString
-        )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": method}),))
-
-
 async def started(gate: ForwardGate, address: str) -> aio.Server:
     """Start a server at ``host:port``. Raises `RuntimeError` if it cannot listen there."""
+
+    async def should_rate_limit(request: Request, context: aio.ServicerContext[Request, Response]) -> Response:
+        scope = scope_of(request, context.peer(), gate.api_key_header)
+        return _response(request, await gate.decide(scope, _hits(request)))
+
+    method = grpc.unary_unary_rpc_method_handler(
+        should_rate_limit, request_deserializer=Request.FromString, response_serializer=Response.SerializeToString
+    )
     server = aio.server()
-    RateLimitService(gate).add_to(server)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"ShouldRateLimit": method}),))
     server.add_insecure_port(address)
     await server.start()
     return server
