@@ -196,9 +196,9 @@ def parse_json(line: bytes) -> Entry | None:
 
 
 def _of_docker(entry: dict[str, Any]) -> Entry | None:
-    untimed = _DOCKER.untimed
-    found = _DOCKER(entry["log"].encode())
-    return found._replace(at=_json_time(entry["time"])) if found is not None and _DOCKER.untimed > untimed else found
+    parse = TextParser()
+    found = parse(entry["log"].encode())
+    return found._replace(at=_json_time(entry["time"])) if found is not None and parse.untimed else found
 
 
 def parser_of(form: Format) -> Parse:
@@ -280,9 +280,6 @@ def _time(text: bytes) -> int | None:
         if hour < 24 and minute < 60 and second < 61:
             return _within_range((midnight + hour * 3600 + minute * 60 + second) * _SECOND)
     return None
-
-
-_DOCKER = TextParser()
 
 
 @lru_cache(maxsize=100)  # most lines share the last days

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from copy import copy
+from functools import partial, reduce
 from heapq import nlargest
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from limitgate.limits.plan import Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.replay.access_log import Entry, Format, Log, Parse, TimeOrder, parser_of, why_unread
 from limitgate.replay.suggestion import Arrivals
-from limitgate.routes import NoRoutes, Routes
+from limitgate.routes import Routes
 from limitgate.rules.files import load_rules
 from limitgate.rules.rule import Rule, RuleSet
 from limitgate.rules.settings import Settings
@@ -49,7 +50,7 @@ class Engine:
         self._now = 0
         settings = settings or Settings.model_construct()
         store = MemoryStore(lambda: self._now, max_buckets=MOST_BUCKETS)
-        self._gate = offline_gate(_without_places(rules), store, settings, routes or NoRoutes())
+        self._gate = offline_gate(_without_places(rules), store, settings, routes)
         self._describe = describe
         self._ipv6_prefix = settings.ipv6_prefix
         self._proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
@@ -342,20 +343,16 @@ def _ordered(log: Log, parse: Parse, skip: Callable[[bytes], None], progress: Pr
     yield from order.rest()
 
 
-def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings | None = None) -> Comparison:
+def replay_shared(log: Log, rules: str, against: str | None, processes: int, settings: Settings) -> Comparison:
     """Send a log through one or two rule sets by path, in several processes."""
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        ipv6_prefix = 64 if settings is None else settings.ipv6_prefix
-        shares = [Share(place, processes, ipv6_prefix) for place in range(processes)]
-        first, *others = [pool.submit(_replay_share, log.name, log.format, rules, against, share, settings) for share in shares]
-        whole = first.result()
-        for other in others:
-            whole = whole.added(other.result())
-        return whole
+        shares = [Share(place, processes, settings.ipv6_prefix) for place in range(processes)]
+        replay_share = partial(_replay_share, log.name, log.format, rules, against, settings)
+        return reduce(Comparison.added, pool.map(replay_share, shares))
 
 
 def _replay_share(  # noqa: PLR0917 - a pool passes them by position
-    name: str, form: Format, rules: str, against: str | None, share: Share, settings: Settings | None
+    name: str, form: Format, rules: str, against: str | None, settings: Settings, share: Share
 ) -> Comparison:
     tried = Engine(load_rules(against), settings) if against is not None else None
     return replay(Log(name, form), Engine(load_rules(rules), settings), tried, share)

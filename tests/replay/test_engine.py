@@ -231,7 +231,7 @@ def test_processes_find_the_same(tmp_path: Path) -> None:
     with gzip.open(LOG, "rt") as lines:
         log.write_text("".join(islice(lines, 4_000)))
     alone = replay(Log(str(log)), Engine(load_rules(rules)))
-    shared = replay_shared(Log(str(log)), str(rules), str(rules), 2)
+    shared = replay_shared(Log(str(log)), str(rules), str(rules), 2, Settings())
     assert shared.figures.as_json(2000) == alone.figures.as_json(2000)
     assert (shared.figures.in_shadow, shared.figures.in_shadow_by) == (alone.figures.in_shadow, alone.figures.in_shadow_by)
     assert alone.figures.in_shadow > 0
