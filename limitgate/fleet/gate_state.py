@@ -29,7 +29,6 @@ from limitgate.observing.counts import (
     process_metrics,
 )
 from limitgate.observing.exporter import Gauge, Series
-from limitgate.observing.instruments import Instrument
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 from limitgate.rules.revision import revision
@@ -295,10 +294,9 @@ def _rates(top: Top, before: Mapping[str, int], rates: Mapping[str, float], seco
     return found
 
 
-def _adaptive(gauges: Iterable[Gauge]) -> list[tuple[str, str, int, int]]:
-    found: dict[Instrument, Mapping[tuple[str, ...], float]] = {}
-    wanted = instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_IN_FLIGHT
-    for each in wanted:
-        found[each] = {labels: value for instrument, labels, value in gauges if instrument is each}
-    limits, in_flight = (found[each] for each in wanted)
+def _adaptive(gauges: Sequence[Gauge]) -> list[tuple[str, str, int, int]]:
+    limits, in_flight = (
+        {labels: value for instrument, labels, value in gauges if instrument is wanted}
+        for wanted in (instruments.RULE_ADAPTIVE_LIMIT, instruments.RULE_IN_FLIGHT)
+    )
     return [(*labels, int(limit), int(in_flight.get(labels, 0))) for labels, limit in limits.items()]  # type: ignore[misc]

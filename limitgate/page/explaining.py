@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -80,15 +80,6 @@ class Known(NamedTuple):
     def charges(self, rule: Rule, digest: str) -> list[Charge]:
         key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
         return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
-
-
-def every_rule(known: Known) -> Iterator[tuple[str, Rule]]:
-    """Yield every rule with its tier, including limits in code."""
-    for tier, rules in known.rule_set().tiers.items():
-        for rule in rules:
-            yield tier, rule
-    for rule in placed_rules():
-        yield rule.tier or DEFAULT_TIER, rule
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
@@ -262,7 +253,9 @@ def _keys(known: Known) -> ConfigFlow[list[RefusalKey]]:
 
 def _candidates(known: Known, refusal: RefusalId) -> list[tuple[list[str], Rule]]:
     found: dict[int, tuple[list[str], Rule]] = {}
-    for tier, rule in every_rule(known):
+    in_files = [(tier, rule) for tier, rules in known.rule_set().tiers.items() for rule in rules]
+    in_code = [(rule.tier or DEFAULT_TIER, rule) for rule in placed_rules()]
+    for tier, rule in (*in_files, *in_code):
         if tag_of(id_name(rule)) == refusal.tag:
             found.setdefault(id(rule), ([], rule))[0].append(tier)
     return list(found.values())

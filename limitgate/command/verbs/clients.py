@@ -62,9 +62,6 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer 
         return found
 
 
-_DURATION = _Duration()
-
-
 def _say_hint(hint: str | None) -> None:
     if hint is not None:
         say("", hint)
@@ -125,7 +122,11 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
 @click.command("ban")
 @change_options
 @click.option(
-    "--for", "duration", type=_DURATION, metavar="DURATION", help="How long, such as 90s, 30m, 1h or 7d; default: permanently."
+    "--for",
+    "duration",
+    type=_Duration(),
+    metavar="DURATION",
+    help="How long, such as 90s, 30m, 1h or 7d; default: permanently.",
 )
 @json_option
 def ban(*, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **options: Any) -> None:

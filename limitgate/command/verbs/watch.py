@@ -9,15 +9,11 @@ from typing import Any
 import click
 
 from limitgate.command.fleet_text import PROCESSES, headline, notes, process_rows, summary, top_tables
-from limitgate.command.opened import Opened, on_store, store_options
+from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import FOUND, json_option, print_json, print_table, say
 from limitgate.errors import StoreError
 from limitgate.fleet.figures import Figures
 from limitgate.fleet.reader import FleetReader
-
-
-def _reader(opened: Opened, *, brief: bool) -> FleetReader:
-    return FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout, brief=brief)
 
 
 def _read(reader: FleetReader) -> Figures:
@@ -31,14 +27,17 @@ def _read(reader: FleetReader) -> Figures:
     return figures
 
 
-def _is_live(*, once: bool, as_json: bool) -> bool:
-    return not (once or as_json) and sys.stdout.isatty() and sys.stdin is not None and sys.stdin.isatty()
+def _look(options: dict[str, Any], *, once: bool, as_json: bool, brief: bool, changes: bool) -> Figures | None:
+    """Return the figures; None after a live view. With ``changes``, the view is that of ``top``."""
+    with on_store(options) as opened:
+        reader = FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout, brief=brief)
+        figures = _read(reader)
+        if once or as_json or not sys.stdout.isatty() or sys.stdin is None or not sys.stdin.isatty():
+            return figures
+        from limitgate.command.fleet_screen import Screen, status_view, top_view
 
-
-def _show_live(opened: Opened, reader: FleetReader, verb: str) -> None:
-    from limitgate.command.fleet_screen import Screen, status_view, top_view
-
-    Screen(opened, reader, top_view if verb == "top" else status_view, changes=verb == "top").run()
+        Screen(opened, reader, top_view if changes else status_view, changes=changes).run()
+        return None
 
 
 @click.command("status")
@@ -54,12 +53,9 @@ def status(ctx: click.Context, /, *, once: bool, as_json: bool, **options: Any) 
 
     For example: limitgate status --store redis://localhost
     """
-    with on_store(options) as opened:
-        reader = _reader(opened, brief=not as_json)
-        figures = _read(reader)
-        if _is_live(once=once, as_json=as_json):
-            _show_live(opened, reader, "status")
-            return
+    figures = _look(options, once=once, as_json=as_json, brief=not as_json, changes=False)
+    if figures is None:
+        return
     if as_json:
         print_json(_fields(figures))
     else:
@@ -81,12 +77,9 @@ def top(*, once: bool, as_json: bool, **options: Any) -> None:
 
     For example: limitgate top --store redis://localhost
     """
-    with on_store(options) as opened:
-        reader = _reader(opened, brief=False)
-        figures = _read(reader)
-        if _is_live(once=once, as_json=as_json):
-            _show_live(opened, reader, "top")
-            return
+    figures = _look(options, once=once, as_json=as_json, brief=False, changes=True)
+    if figures is None:
+        return
     if as_json:
         print_json(_fields(figures))
     else:
