@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, say, write
+from limitgate.command.output import FOUND, INTERRUPTED, NO_READER, NO_STORE, WRONG_USAGE, Warnings, say, write
 from limitgate.errors import ConfigError, StoreError
 from limitgate.messages.text import meant, printable
 
@@ -128,31 +128,22 @@ def _check_is_text(argument: str) -> None:
         raise click.UsageError(message) from None
 
 
-class _Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.told: list[tuple[str, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        reason = record.args[-1] if isinstance(record.args, tuple) and record.args else record.msg
-        self.told.append((record.getMessage(), str(reason)))
-
-    def drop(self, known: str) -> None:
-        self.told = [each for each in self.told if each[1] not in known]
-
-
 @contextmanager
 def _told_at_the_end() -> Iterator[None]:
     """Print the service's warnings after a verb. A `StoreError` isn't printed twice."""
-    log, lines = logging.getLogger("limitgate"), _Lines()
+    log, warnings = logging.getLogger("limitgate"), Warnings()
     # Prevents Python from printing them itself.
-    log.addHandler(lines)
+    log.addHandler(warnings)
     try:
         yield
     except StoreError as error:
-        lines.drop(str(error))
+        warnings.records = [each for each in warnings.records if _reason(each) not in str(error)]
         raise
     finally:
-        log.removeHandler(lines)
-        for line in dict.fromkeys(line for line, _ in lines.told):  # two gates may log the same
+        log.removeHandler(warnings)
+        for line in dict.fromkeys(each.getMessage() for each in warnings.records):  # two gates may log the same
             say(line, err=True)
+
+
+def _reason(record: logging.LogRecord) -> str:
+    return str(record.args[-1] if isinstance(record.args, tuple) and record.args else record.msg)

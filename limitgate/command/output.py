@@ -234,6 +234,15 @@ def seconds(number: float) -> str:
     return " ".join([f"{value} {unit}" for unit, value in parts if value][:2])
 
 
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 @contextmanager
 def logs_from(least: int) -> Iterator[None]:
     """Suppress LimitGate's log lines below a level, for a gate without requests."""

@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 
 from limitgate.command.applications import RULES
 from limitgate.command.opened import chosen_of, store_options
-from limitgate.command.output import FOUND, NO_STORE, json_option, print_json, print_table, say, seconds
+from limitgate.command.output import FOUND, NO_STORE, Warnings, json_option, print_json, print_table, say, seconds
 from limitgate.command.service import service
 from limitgate.command.stored import settings_of, store_of
 from limitgate.errors import ConfigError, StoreError
@@ -59,25 +59,17 @@ class _Report:
     @contextmanager
     def logged(self, area: str) -> Iterator[None]:
         """Turn diagnostics that are logged in the block into findings."""
-        log, lines = logging.getLogger("limitgate"), _Diagnostics()
+        log, warnings = logging.getLogger("limitgate"), Warnings()
         before, propagates = log.handlers[:], log.propagate
-        log.handlers[:], log.propagate = [lines], False
+        log.handlers[:], log.propagate = [warnings], False
         try:
             yield
         finally:
             log.handlers[:], log.propagate = before, propagates
-            for level, line in lines.lines:
-                if diagnosis := _DIAGNOSIS.fullmatch(line):
+            for record in warnings.records:
+                if diagnosis := _DIAGNOSIS.fullmatch(record.getMessage()):
+                    level: Level = "error" if record.levelno >= logging.ERROR else "warning"
                     self.add(area, level, diagnosis[2], diagnosis[1])
-
-
-class _Diagnostics(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[tuple[Level, str]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(("error" if record.levelno >= logging.ERROR else "warning", record.getMessage()))
 
 
 @click.command("doctor")
