@@ -1,12 +1,25 @@
-"""Where a verb listens."""
+"""What verbs that serve need: an extra, and a place to listen."""
 
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
+
+from limitgate.messages.text import extra
+
+
+@contextmanager
+def extra_for_verb(name: str, *packages: str) -> Iterator[None]:
+    """`extra` with a `click.UsageError`."""
+    try:
+        with extra(name, *packages):
+            yield
+    except ModuleNotFoundError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def listen(host: str, port: int) -> socket.socket:

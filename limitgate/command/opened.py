@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from limitgate.command.output import Verb
-from limitgate.command.stored import settings_of, store_of
+from limitgate.command.stored import MEMORY_STORE, MISSING_STORE, settings_of, store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.flow import Budget, measures_silence, run
 from limitgate.gate.journal import Journal
@@ -166,11 +166,11 @@ def on_store(options: Options, rules: str | None = None) -> Iterator[Opened]:
     if where is None:
         settings = _settings(named, chosen)
         if "store" not in settings.model_fields_set:
-            raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
+            raise click.UsageError(MISSING_STORE)
         where = settings.store, settings.key_prefix
     store = store_of(where[0])
     if store is None:
-        raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
+        raise click.UsageError(MEMORY_STORE)
     try:
         yield Opened(store, where[1], options["timeout"], chosen, named)
     finally:
@@ -184,7 +184,10 @@ def _settings(service: Service | None, chosen: dict[str, Any]) -> Settings:
 def _chosen_place(chosen: Options) -> tuple[str, str] | None:
     """Return store and key prefix if they need no `Settings`."""
     variables = {name.upper(): value for name, value in os.environ.items()}
-    chosen = {name: variables.get(f"LIMITGATE_{name}".upper()) if given is None else given for name, given in chosen.items()}
-    store, key_prefix = chosen["store"], chosen["key_prefix"] or "limitgate"
-    is_valid = chosen["key_prefix"] != "" and len(key_prefix) <= LONGEST_PREFIX and not variables.get("LIMITGATE_ENV_FILE")
+    store, key_prefix = chosen["store"], chosen["key_prefix"]
+    if store is None:
+        store = variables.get("LIMITGATE_STORE")
+    if key_prefix is None:
+        key_prefix = variables.get("LIMITGATE_KEY_PREFIX", "limitgate")
+    is_valid = 0 < len(key_prefix) <= LONGEST_PREFIX and not variables.get("LIMITGATE_ENV_FILE")
     return (store, key_prefix) if store and is_valid else None

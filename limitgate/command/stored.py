@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from limitgate.rules.rule import RuleSet
     from limitgate.rules.settings import GateSettings
 
+MISSING_STORE = "Missing option '--store' (env var: 'LIMITGATE_STORE')."
+MEMORY_STORE = "a memory store belongs to a single process, expected the URL of a shared store"
+
 
 def settings_of(given: dict[str, Any], rules: RuleSet | None = None, gate: GateAround | None = None) -> GateSettings:
     """Return the options: from the command line, then the gate, then ``LIMITGATE_*``. Raises `click.UsageError`."""

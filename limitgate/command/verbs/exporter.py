@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from limitgate.command.listening import extra_for_verb
 from limitgate.command.opened import on_store, store_options
 from limitgate.command.output import say
 from limitgate.fleet.reader import FleetReader
 from limitgate.internal_errors import logged_errors
-from limitgate.messages.text import extra
 
 
 @click.command("exporter")
@@ -27,13 +27,10 @@ def verb(*, host: str, port: int, **options: Any) -> None:
 
     For example: limitgate exporter --store redis://localhost --host 0.0.0.0
     """
-    try:
-        with extra("prometheus", "prometheus_client"):
-            from prometheus_client import CollectorRegistry, start_http_server
+    with extra_for_verb("prometheus", "prometheus_client"):
+        from prometheus_client import CollectorRegistry, start_http_server
 
         from limitgate.fleet.exporter import EVERY, FleetCollector
-    except ModuleNotFoundError as error:
-        raise click.UsageError(str(error)) from error
     with on_store(options) as opened:
         reader = FleetReader(opened.store, opened.key_prefix, timeout=opened.timeout)
         collector = FleetCollector(reader, opened.store, opened.key_prefix, timeout=opened.timeout)

@@ -9,13 +9,12 @@ from typing import Any
 import click
 
 from limitgate.command.applications import RULES
-from limitgate.command.listening import listen
+from limitgate.command.listening import extra_for_verb, listen
 from limitgate.command.opened import app_option, key_prefix_option, rules_beside, secret_option, store_option, timeout_option
 from limitgate.command.output import say
 from limitgate.command.service import service
-from limitgate.command.stored import settings_of
+from limitgate.command.stored import MEMORY_STORE, MISSING_STORE, settings_of
 from limitgate.http.request import Request
-from limitgate.messages.text import extra
 from limitgate.page import Page, this_machine
 from limitgate.page.explaining import Described
 from limitgate.page.this_machine import is_local_host
@@ -63,19 +62,16 @@ def verb(
         raise click.UsageError(f"{host} can be reached by other machines, expected --token, or --host 127.0.0.1")
     if token == "":
         raise click.UsageError("--token is empty, expected a password that is hard to guess")
-    try:
-        with extra("page", "uvicorn"):
-            import uvicorn
-    except ModuleNotFoundError as error:
-        raise click.UsageError(str(error)) from error
+    with extra_for_verb("page", "uvicorn"):
+        import uvicorn
     rules = rules_beside(app, rules)
     asked = service(rules, app, **options) if rules or app else None
     settings = settings_of(options) if asked is None else asked.settings
     store = url_of(settings.store)
     if "store" not in settings.model_fields_set or store is None:
-        raise click.UsageError("Missing option '--store' (env var: 'LIMITGATE_STORE').")
+        raise click.UsageError(MISSING_STORE)
     if scheme_of(store) == "memory":
-        raise click.UsageError("a memory store belongs to a single process, expected the URL of a shared store")
+        raise click.UsageError(MEMORY_STORE)
     known = None if asked is None else Described(asked.rules, settings, asked.routes, asked.request)
     secret = None if settings.secret is None else settings.secret.get_secret_value()
     shared: dict[str, Any] = {"rules": known, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}

@@ -7,19 +7,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from limitgate.command.listening import clear_socket, listen
+from limitgate.command.listening import clear_socket, extra_for_verb, listen
 from limitgate.command.output import logs_from
 from limitgate.command.stored import settings_of, store_of
 from limitgate.forward.gate import ForwardGate
 from limitgate.forward.served import GRPC
-from limitgate.messages.text import extra
 from limitgate.rules.settings import PREFIX, GateSettings
 
 KEEP_ALIVE_S = 3700
@@ -64,14 +62,12 @@ def verb(  # noqa: PLR0917 - click passes them by name
 
     For example: limitgate serve --rules config/ --store redis://localhost:6379/0 --uds /run/limitgate/gate.sock
     """
-    try:
-        with extra("serve", "uvicorn"):
-            import uvicorn
-            from uvicorn.config import LOGGING_CONFIG
+    with extra_for_verb("serve", "uvicorn"):
+        import uvicorn
+        from uvicorn.config import LOGGING_CONFIG
+
         if grpc is not None:
             from limitgate.forward import rate_limit_service  # noqa: F401 - an extra
-    except ModuleNotFoundError as error:
-        raise click.UsageError(str(error)) from error
     given = {"rules": rules, "store": store, "reload": reload, "trusted_proxies": ",".join(trusted_proxy) or None}
     _check_options({**given, "rules": None})
     _check_places(host, port, uds, grpc)
@@ -150,7 +146,7 @@ def _multiprocess_metrics(workers: int) -> Iterator[None]:
     is_needed = workers > 1 and not os.environ.get(_MULTIPROCESS)
     with TemporaryDirectory(prefix="limitgate-") if is_needed else nullcontext() as folder:
         if folder is not None:
-            os.environ[_MULTIPROCESS] = str(Path(folder))
+            os.environ[_MULTIPROCESS] = folder
         yield
 
 
