@@ -22,7 +22,7 @@ from limitgate.internal_errors import logged_errors
 from limitgate.messages.text import extra
 from limitgate.observing import instruments
 from limitgate.observing.counts import USUAL
-from limitgate.observing.exporter import joined
+from limitgate.observing.exporter import Name, joined
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from limitgate.process.clock import monotonic
 from limitgate.stores.base import ConfigRequest, SyncConfigStore, fleet_key
@@ -92,8 +92,12 @@ class Totals:
 
 
 def _fits(instrument: Instrument, labels: Sequence[str], values: Sequence[float]) -> bool:
-    width = len(instrument.bounds) + 2 if instrument.kind == "histogram" else 1
-    return instrument.kind in ("counter", "histogram") and len(labels) == len(instrument.labels) and len(values) == width
+    is_complete = len(labels) == len(instrument.labels) and len(values) == _width(instrument)
+    return instrument.kind in ("counter", "histogram") and is_complete
+
+
+def _width(instrument: Instrument) -> int:
+    return len(instrument.bounds) + 2 if instrument.kind == "histogram" else 1
 
 
 def _add(sums: dict[Series, list[float]], counters: Mapping[Series, Sequence[float]]) -> None:
@@ -204,22 +208,19 @@ class FleetCollector:
 
 def _expected(living: Sequence[Snapshot]) -> dict[Series, list[float]]:
     codes = instruments.DIAGNOSTICS.values["code"] if living else ()
-    found: dict[Series, list[float]] = {(instruments.DIAGNOSTICS.name, (code,)): [0] for code in codes}
+    expected: list[Name] = [(instruments.DIAGNOSTICS, (code,)) for code in codes]
     for snapshot in living:
-        for labels in USUAL:
-            found[instruments.REQUESTS.name, labels] = [0]
+        expected += [(instruments.REQUESTS, labels) for labels in USUAL]
         for rule in snapshot.rules:
             labels = rule.name, rule.tier
-            for outcome in instruments.RULE_DECISIONS.values["outcome"]:
-                found[instruments.RULE_DECISIONS.name, (*labels, outcome)] = [0]
-            found[instruments.RULE_UTILIZATION.name, labels] = [0.0] * (len(instruments.RULE_UTILIZATION.bounds) + 2)
-        for result in instruments.STORE_DURATION.values["result"]:
-            width = len(instruments.STORE_DURATION.bounds) + 2
-            found[instruments.STORE_DURATION.name, (snapshot.store.scheme, result)] = [0.0] * width
-        found[instruments.STORE_OUTAGES.name, (snapshot.store.scheme,)] = [0]
-        for result in instruments.CONFIG_LOADS.values["result"]:
-            found[instruments.CONFIG_LOADS.name, (result,)] = [0]
-    return found
+            outcomes = instruments.RULE_DECISIONS.values["outcome"]
+            expected += [(instruments.RULE_DECISIONS, (*labels, outcome)) for outcome in outcomes]
+            expected.append((instruments.RULE_UTILIZATION, labels))
+        scheme, results = snapshot.store.scheme, instruments.STORE_DURATION.values["result"]
+        expected += [(instruments.STORE_DURATION, (scheme, result)) for result in results]
+        expected.append((instruments.STORE_OUTAGES, (scheme,)))
+        expected += [(instruments.CONFIG_LOADS, (result,)) for result in instruments.CONFIG_LOADS.values["result"]]
+    return {(instrument.name, labels): [0] * _width(instrument) for instrument, labels in expected}
 
 
 def _counter_metrics(counters: Mapping[Series, Sequence[float]]) -> Iterable[Metric]:
