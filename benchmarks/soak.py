@@ -2,10 +2,10 @@
 
 Clients leave in the middle of streams, WebSockets come and go, the process forks, rules change each 20 seconds, and Redis stops
 and restarts empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its
-keys. The same application without LimitGate runs beside it, under the same traffic: memory grows slowly there, too. After half
-of the time, none may grow faster than there: the 99 % interval of the difference of slopes has to contain 0, or the difference
-of a day has to be below a hundredth of the level. A slope is that of means of blocks, since neighbouring samples depend on each
-other.
+keys. The same application without LimitGate runs beside it, under the same traffic: memory grows slowly there, too. In the second
+half of the time, nothing may grow: the 99 % interval of the slope contains 0, or that of its difference from the slope without
+LimitGate, or the difference of a day is below a hundredth of the level. A slope is that of means of blocks, since neighbouring
+samples depend on each other.
 """
 
 from __future__ import annotations
@@ -240,13 +240,13 @@ async def soak(seconds: float, seed: int) -> int:
 
 
 def grows(found: list[dict[str, float]], control: list[dict[str, float]], kind: str) -> bool:
-    """Print the slopes of one kind, with and without LimitGate. True if their difference is above 0."""
+    """Print the slopes of one kind, with and without LimitGate. True if it is above 0, and above that without."""
     (growth, half), (other, other_half) = (
         slope([each["at"] for each in samples], [each[kind] for each in samples]) for samples in (found, control)
     )
     level = fmean(each[kind] for each in found)
     more, half_of_more = growth - other, math.hypot(half, other_half)
-    is_growing = more > half_of_more and more * 86400 > 0.01 * level
+    is_growing = growth > half and more > half_of_more and more * 86400 > 0.01 * level
     spelled = [f"{3600 * each:+,.1f} ± {3600 * width:,.1f}" for each, width in ((growth, half), (other, other_half))]
     print(f"{kind}: {level:,.0f}, {spelled[0]} per hour, without LimitGate {spelled[1]}: {'GROWS' if is_growing else 'flat'}")
     return is_growing
