@@ -2,10 +2,10 @@
 
 Clients leave in the middle of streams, WebSockets come and go, the process forks, rules change each 20 seconds, and Redis stops
 and restarts empty. Each 5 seconds the served process reports its memory, descriptors, tasks, threads and objects, and Redis its
-keys. The same application without LimitGate runs beside it, under the same traffic: memory grows slowly there, too. In the second
-half of the time, nothing may grow: the 99 % interval of the slope contains 0, or that of its difference from the slope without
-LimitGate, or the difference of a day is below a hundredth of the level. A slope is that of means of blocks, since neighbouring
-samples depend on each other.
+keys. The same application without LimitGate runs beside it, under the same traffic: memory grows slowly there, too. In the
+second half of the time, nothing may grow: the 99 % interval of the slope contains 0, or that of its difference from the slope
+without LimitGate, or the difference of a day is below a hundredth of the level. A slope is that of means of blocks, since
+neighbouring samples depend on each other.
 """
 
 from __future__ import annotations

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import isawaitable, iscoroutinefunction
-from io import BytesIO
 from typing import Any
-from urllib.parse import unquote, unquote_to_bytes
 
 import click
 
@@ -30,6 +28,7 @@ from limitgate.command.output import say
 from limitgate.command.stored import settings_of
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
+from limitgate.http.written import Lines, asgi_scope, wsgi_environ
 from limitgate.process.callables import accepts
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
@@ -39,8 +38,6 @@ from limitgate.rules.callers import Caller
 from limitgate.rules.files import rules_of
 from limitgate.rules.rule import Rule, RuleSet, placed_rules
 from limitgate.rules.settings import Settings
-
-Lines = Iterable[tuple[str, str]]
 
 
 @dataclass(eq=False)
@@ -120,8 +117,8 @@ class Service:
 
     def _request(self, method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> Request:
         if self._door == "asgi":
-            return ASGIRequest(_scope(method, target, peer, headers, user))
-        environ = _environ(method, target, peer, headers, user)
+            return ASGIRequest(asgi_scope(method, target, peer, headers, user))
+        environ = wsgi_environ(method, target, peer, headers, user)
         if self._door == "wsgi":
             return WSGIRequest(environ)
         from django.core.handlers.wsgi import WSGIRequest as DjangoWSGIRequest
@@ -194,46 +191,3 @@ def _door_of(app: Any) -> Door:
         return "django"
     is_wsgi = hasattr(app, "wsgi_app") or (callable(app) and accepts(app, 2) and not accepts(app, 3))
     return "wsgi" if is_wsgi else "asgi"
-
-
-def _scope(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
-    sent, _, query = target.partition("?")
-    scope: dict[str, Any] = {
-        "type": "http",
-        "http_version": "1.1",
-        "scheme": "http",
-        "method": method,
-        "path": unquote(sent),
-        "raw_path": sent.encode(),
-        "root_path": "",
-        "query_string": query.encode(),
-        "headers": [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in headers],
-        "client": None if peer is None else (peer, 50_000),
-        "server": ("localhost", 80),
-    }
-    return scope if user is None else {**scope, "user": user}
-
-
-def _environ(method: str, target: str, peer: str | None, headers: Lines, user: str | None) -> dict[str, Any]:
-    sent, _, query = target.partition("?")
-    environ: dict[str, Any] = {
-        "REQUEST_METHOD": method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": unquote_to_bytes(sent).decode("latin-1"),
-        "QUERY_STRING": _native(query),
-        "REMOTE_ADDR": peer or "",
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "wsgi.url_scheme": "http",
-        "wsgi.input": BytesIO(),
-    }
-    for name, value in headers:
-        variable = name.upper().replace("-", "_")
-        variable = variable if variable in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{variable}"
-        environ[variable] = f"{environ[variable]}, {_native(value)}" if variable in environ else _native(value)
-    return environ if user is None else {**environ, "REMOTE_USER": user}
-
-
-def _native(text: str) -> str:
-    return text.encode().decode("latin-1")

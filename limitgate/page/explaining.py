@@ -19,6 +19,7 @@ from limitgate.gate.refusals import kept_keys, place_of_keys
 from limitgate.http.client_ip import canonical
 from limitgate.http.request import ASGIRequest, Query, Request, WSGIRequest
 from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
+from limitgate.http.written import asgi_scope, wsgi_environ
 from limitgate.limits.decision import Decision, Window, decide
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed, printable
@@ -70,7 +71,9 @@ class Known(NamedTuple):
     def request(self, method: str, path: str, address: str, headers: Headers) -> Request:
         if self.described is not None:
             return self.described.request(method, path, address, headers)
-        return (_wsgi_request if self.is_wsgi else _asgi_request)(method, path, address, headers)
+        if self.is_wsgi:
+            return WSGIRequest(wsgi_environ(method, path, address, headers))
+        return ASGIRequest(asgi_scope(method, path, address, headers))
 
     def doubts(self, found: Explanation) -> dict[str, str]:
         if self.gate is not None or not isinstance(self.routes, NoRoutes):
@@ -133,37 +136,6 @@ def _looking(flow: Any, timeout: float) -> ConfigFlow[None]:
             wish = flow.send(reading)
     except StopIteration:
         return
-
-
-def _asgi_request(method: str, path: str, address: str, headers: Headers) -> Request:
-    path, _, query = path.partition("?")
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode("utf-8", "replace"),
-        "query_string": query.encode("utf-8", "replace"),
-        "root_path": "",
-        "headers": [(name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers],
-        "client": (address, 0),
-    }
-    return ASGIRequest(scope)
-
-
-def _wsgi_request(method: str, path: str, address: str, headers: Headers) -> Request:
-    path, _, query = path.partition("?")
-    environ = {
-        "REQUEST_METHOD": method,
-        "SCRIPT_NAME": "",
-        "PATH_INFO": path.encode("utf-8", "replace").decode("latin-1"),
-        "QUERY_STRING": query,
-        "SERVER_NAME": "localhost",
-        "SERVER_PORT": "80",
-        "wsgi.url_scheme": "http",
-        "REMOTE_ADDR": address,
-    }
-    environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in headers}
-    return WSGIRequest(environ)
 
 
 def _request_in_words(found: Explanation, method: str, path: str, doubts: Mapping[str, str]) -> dict[str, Any]:

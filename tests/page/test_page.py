@@ -311,6 +311,14 @@ def test_it_explains_a_request(door: Door, store: MemoryStore) -> None:
     assert door.ask(page, "/explain?path=/x").json()["words"][-1] == "No rule limits it."
 
 
+@pytest.mark.parametrize("written", ["/caf%25C3%25A9%2520au%2520lait", "/caf%C3%A9%20au%20lait"])
+def test_explain_reads_a_path_as_a_server_does(door: Door, store: MemoryStore, written: str) -> None:
+    """With or without its escapes; those of the page's own query come off first."""
+    page = door.page(store, rules=[Rule("cafe", "5/minute", path="/café au lait")])
+    (rule,) = door.ask(page, f"/explain?path={written}").json()["rules"]
+    assert rule["applies"]
+
+
 def test_it_explains_a_refusal_by_its_id(door: Door, own_redis: RedisServer) -> None:
     """The id in a 429 leads to its rule, the bucket's state and a ban, by the key of ids in the store."""
     service = Door("wsgi")
