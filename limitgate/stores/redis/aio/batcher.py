@@ -286,7 +286,7 @@ class Batcher:
             asking = Batch([(wire.NO_PLAN, due, self._loop.create_future(), timeout)])
             asking.follow(batch)
             connection.send(asking)
-        elif not (session.is_settling or session.is_doubtful):
+        elif not (session.is_settling or (session.flying and session.is_doubtful)):
             return False
         session.is_settling = True
         self._resends.append(batch)
