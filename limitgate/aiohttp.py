@@ -30,7 +30,6 @@ from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
 from limitgate.limiter.plans import Configured
 from limitgate.limits.limit import Limit
-from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
 from limitgate.outbound.throttle import (
@@ -38,6 +37,8 @@ from limitgate.outbound.throttle import (
     MOST_READ,
     AsyncTransport,
     ClientThrottle,
+    Reading,
+    Target,
     ThrottledClient,
     afinish,
     arun,

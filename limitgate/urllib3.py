@@ -27,10 +27,18 @@ from limitgate.limiter.limiter import Limiter
 from limitgate.limiter.plans import Configured
 from limitgate.limits.limit import Limit
 from limitgate.outbound.bodies import along, host_of, in_memory, kept, target_of
-from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
-from limitgate.outbound.throttle import ClientThrottle, SyncTransport, ThrottledClient, by_method, is_idempotent, run
+from limitgate.outbound.throttle import (
+    ClientThrottle,
+    Reading,
+    SyncTransport,
+    Target,
+    ThrottledClient,
+    by_method,
+    is_idempotent,
+    run,
+)
 
 __all__ = ["RateLimitPoolManager", "Request", "host", "repeatable"]
 

@@ -15,17 +15,16 @@ from weakref import WeakValueDictionary
 from limitgate.algorithms import ALGORITHMS
 from limitgate.errors import ConfigError, called_as
 from limitgate.limiter.limiter import AsyncLimiter, Limiter
+from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
 from limitgate.llm.estimate import Answers, Estimate, estimate_of
 from limitgate.llm.fair_share import HEADS, FairLine
-from limitgate.llm.outgoing import exchange
 from limitgate.llm.spending import AsyncBudgetReservation, BudgetReservation, Expected, Spending
 from limitgate.llm.told_limits import ToldLimits
-from limitgate.llm.usage import Usage
+from limitgate.llm.usage import Usage, reader_for
 from limitgate.llm.windows import Windows
 from limitgate.observing.budget_counts import counts_of
-from limitgate.outbound.budgets import Flow
-from limitgate.outbound.throttle import ClientThrottle, Transport, afinish, arun, run
+from limitgate.outbound.throttle import ClientThrottle, Flow, Reading, Transport, afinish, arun, run
 from limitgate.process.forking import Remade, reset_in_children
 
 Limits: TypeAlias = Limit | str | Sequence[Limit | str] | None
@@ -138,7 +137,7 @@ class Budget(Remade):
         spending = self.spending(request, body=target.body, host=key, path=target.path, field=target.field)
         if spending is None:
             return (yield transport.send(request))[0]
-        return (yield from exchange(throttle, transport, request, spending))
+        return (yield from _exchange(throttle, transport, request, spending))
 
     def _spending_of(self, body: Body) -> Spending:
         spending = self.spending(body, body=body)
@@ -216,6 +215,32 @@ class Budget(Remade):
         if not isinstance(tenant, str):
             raise ConfigError(f"share returned {tenant!r:.80}, expected text")
         return tenant
+
+
+def _exchange(throttle: ClientThrottle[Any, Any], transport: Transport, request: Any, spending: Spending) -> Flow:
+    """Send a request in its turn, and settle it at the end of its response. A refusal is a 429 if the library has one."""
+    spending.renews = True
+    try:
+        response = yield from throttle.attempts(transport, request, spending.key, spending)
+    except RateLimited as error:
+        # The request may have had its turn before a pause.
+        yield transport.finish(spending.giving_back())
+        return transport.refused(request, error) if error.response is None else error.response
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if not spending.is_sent or transport.is_unsent(error):
+            rest = spending.giving_back()
+        else:
+            rest = spending.settling_nothing() if transport.is_unanswered(error) else spending.settling_unknown()
+        yield transport.finish(rest)
+        raise
+    if not spending.is_answered:
+        yield transport.finish(spending.settling_nothing())
+        return response
+    field = transport.field(response)
+    reader = reader_for(field("content-type") or "", field("content-encoding") or "")
+    return (yield transport.along(response, Reading(reader.feed, partial(spending.settling_read, reader))))
 
 
 def _checked(limiter: object, kind: type, body: object, timeout: Duration | None) -> float | None:

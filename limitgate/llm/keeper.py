@@ -23,8 +23,7 @@ from limitgate.limiter.limiter import AsyncLimiter, Limiter
 from limitgate.limits.limit import Limit
 from limitgate.llm.windows import Windows
 from limitgate.messages.text import masked
-from limitgate.outbound.budgets import Flow
-from limitgate.outbound.throttle import begin_to_finish, run
+from limitgate.outbound.throttle import Flow, begin_to_finish, run
 from limitgate.process import waiting
 from limitgate.process.background import daemon
 from limitgate.process.clock import call_later

@@ -29,9 +29,8 @@ from limitgate.llm.usage import Reader, Usage, bounded, usage_in
 from limitgate.llm.windows import Windows
 from limitgate.observing.budget_counts import BudgetCounts
 from limitgate.observing.instruments import Settlement
-from limitgate.outbound.budgets import Flow
 from limitgate.outbound.response_fields import Answer, Field
-from limitgate.outbound.throttle import afinish, arun, banned_for, run
+from limitgate.outbound.throttle import Flow, afinish, arun, banned_for, run
 from limitgate.process import waiting
 
 _NOTHING = Usage(0, 0)

@@ -13,7 +13,7 @@ from limitgate.limiter.plans import Configuration
 from limitgate.limits.limit import Limit
 from limitgate.llm.provider_fields import Kind, Told, ToldLimit, Window, limit_of
 from limitgate.llm.windows import KINDS, Windows
-from limitgate.outbound.budgets import Flow
+from limitgate.outbound.throttle import Flow
 from limitgate.process.clock import monotonic
 from limitgate.process.forking import reset_in_children
 

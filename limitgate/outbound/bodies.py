@@ -11,8 +11,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
-from limitgate.outbound.budgets import Reading, Target
-from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, run, shut_after
+from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, Reading, Target, run, shut_after
 from limitgate.process.clock import monotonic
 
 _PORTS = {"http": 80, "https": 443}

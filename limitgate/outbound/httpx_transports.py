@@ -18,7 +18,6 @@ from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import RateLimited
 from limitgate.limits.limit import Limit
 from limitgate.outbound import throttle
-from limitgate.outbound.budgets import Reading, Target
 from limitgate.outbound.options import ClientOptions
 from limitgate.outbound.response_fields import Answer, Field, answer_of, without_encoding
 from limitgate.outbound.throttle import (
@@ -26,6 +25,8 @@ from limitgate.outbound.throttle import (
     MOST_READ,
     OF_BODIES,
     ClientThrottle,
+    Reading,
+    Target,
     ThrottledClient,
     Transport,
     afinish,

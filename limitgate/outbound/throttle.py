@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Timer
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar, Unpack
 from weakref import WeakSet
 
 from limitgate.errors import ConfigError, StoreError
@@ -26,7 +26,6 @@ from limitgate.limiter.plans import Configured
 from limitgate.limits.decision import Decision, RateLimited, refused_in_flight
 from limitgate.limits.limit import Limit
 from limitgate.observing.exporter import Observer
-from limitgate.outbound.budgets import Flow, Reading, Target
 from limitgate.outbound.host_load import HostLoad, HostLoads, Refusal, outcome_of
 from limitgate.outbound.options import CheckedOptions, ClientOptions, check_is_strict, strict as strictly
 from limitgate.outbound.response_fields import Answer, Field
@@ -63,6 +62,33 @@ _LONGEST_BACKOFF = 60.0
 
 _log = logging.getLogger("limitgate.outbound")
 
+Flow = Generator[Any, Any, Any]
+"""Yields results of a library or of a limiter, or awaitables."""
+
+
+class Target(NamedTuple):
+    """What a budget reads of a request."""
+
+    body: bytes | None
+    """None if the body isn't in memory."""
+    path: str
+    field: Field
+
+
+class Reading:
+    """Calls ``feed`` with each chunk. ``end`` returns a flow to run at the end."""
+
+    def __init__(self, feed: Callable[[bytes], None], end: Callable[[], Flow]) -> None:
+        self.feed = feed
+        self._end = end
+        self._is_over = False
+
+    def over(self) -> Flow:
+        """Run the flow for the end, once."""
+        if not self._is_over:
+            self._is_over = True
+            yield from self._end()
+
 
 class Transport(ABC):
     """One request in a client library. Results other than bools may be awaitables."""
@@ -92,8 +118,7 @@ class Transport(ABC):
         """Header fields, without the encoding of a decoded body."""
 
     @abstractmethod
-    def target(self, request: Any) -> Target:
-        """Return the parts of a request that a budget reads."""
+    def target(self, request: Any) -> Target: ...
 
     @abstractmethod
     def along(self, response: Any, reading: Reading) -> Any:
