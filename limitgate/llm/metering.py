@@ -60,7 +60,7 @@ class ResponseMeter:
             self._end(Usage(0, 0) if status is not None and status >= FAILED else Usage(into, 0))
             return
         reported = self._reader.finish()
-        found = self._reader.settle(into, is_partial=True)
+        found = self._reader.settle(into)
         usage = bounded(found, max(into, LEAST_INPUT), max(out, LEAST_OUTPUT))
         if usage.is_capped:
             _log.warning(

@@ -71,7 +71,7 @@ def usage_in(usage: object) -> Usage | None:
     return None if into is None else Usage(into, out or 0)
 
 
-def bounded(usage: Usage, into: int | None, out: int | None = None) -> Usage:
+def bounded(usage: Usage, into: int | None = None, out: int | None = None) -> Usage:
     """Cap numbers above `ABSURD` times the estimates, or above `MOST_USED` without one."""
     capped = _capped(usage.input, into), _capped(usage.output, out)
     return Usage(*capped, usage.is_capped or capped != (usage.input, usage.output))
@@ -146,15 +146,12 @@ class Reader:
     def _since(self) -> int:
         return -(-(self._text - self._text_before) // BYTES_PER_TOKEN)
 
-    def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
-        """Return the reported cost. Without a report, it is the estimated input and the output that arrived.
-
-        The estimates ``into`` and ``out`` limit the reported numbers, but a partial estimate doesn't limit the input.
-        """
+    def settle(self, into: int) -> Usage:
+        """Return the reported cost. Without a report, it is the estimated input ``into`` and the output that arrived."""
         self.finish()
         reported = into if self._input is None else self._input
         output = self.arrived if self._output is None else self._output + self._since
-        return bounded(Usage(reported, output), None if is_partial else into, out)
+        return bounded(Usage(reported, output))
 
     def _report(self, data: bytes, begin: int, end: int, head: bytes) -> None:
         """Read the last ``usage`` object.
@@ -438,8 +435,8 @@ class CompressedReader(Reader):
     def arrived(self) -> int:
         return self._reader.arrived
 
-    def settle(self, into: int, out: int | None = None, *, is_partial: bool = False) -> Usage:
-        return self._reader.settle(into, out, is_partial=is_partial)
+    def settle(self, into: int) -> Usage:
+        return self._reader.settle(into)
 
 
 def reader_for(content_type: str, content_encoding: str = "") -> Reader:

@@ -120,7 +120,7 @@ def test_numbers_that_python_cannot_hold_are_too_many(written: str) -> None:
     """They don't count as a response without usage."""
     body = f'{{"usage": {{"prompt_tokens": 9, "completion_tokens": {written}}}}}'.encode()
     for reader in (read([body], BodyReader), read([b"data: " + body + b"\n\n"])):
-        assert reader.settle(9, 10) == Usage(9, 100, is_capped=True)
+        assert bounded(reader.settle(9), 9, 10) == Usage(9, 100, is_capped=True)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -535,10 +535,10 @@ def test_chunks_make_no_difference_property(stream: bytes, cuts: list[int]) -> N
     assert read(chunks, lambda: reader_for("text/event-stream", "gzip")).settle(7).output <= len(stream)
     for make in (EventReader, BodyReader):
         whole, split = read([stream], make), read(chunks, make)
-        assert (whole.finish(), whole.arrived, whole.settle(7, 7)) == (split.finish(), split.arrived, split.settle(7, 7))
+        assert (whole.finish(), whole.arrived, whole.settle(7)) == (split.finish(), split.arrived, split.settle(7))
         usage = whole.finish()
         assert usage is None or (usage.input >= 0 and usage.output >= 0)
-        assert 0 <= whole.settle(7, 7).output <= max(700, len(stream))
+        assert 0 <= bounded(whole.settle(7), 7, 7).output <= max(700, len(stream))
 
 
 USUAL = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}]}\n\n'
