@@ -54,7 +54,7 @@ class UnderWay(Protocol):
     """Time by `waiting.monotonic`."""
 
     def renewing(self) -> Flow:
-        """Renew the hold. Raises `StoreError`."""
+        """Renew the hold. If the store fails, try again soon."""
 
 
 class _Known:
@@ -128,8 +128,7 @@ class Keeper:
             requests = self._requests(key)
             for request in requests:
                 if request.renew_at <= now:
-                    with suppress(StoreError):
-                        yield from request.renewing()
+                    yield from request.renewing()
             known = self._of(key)
             if requests and now >= known.next_at and reports < MOST_REPORTS:
                 reports += 1

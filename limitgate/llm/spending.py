@@ -98,7 +98,8 @@ class Spending:
         """True if the provider may have received the request."""
         self._limiter: Any = None
         self.reservation: Any = None
-        self._unlimited: Any = None
+        self.decision: Decision
+        """Set by `taking`."""
         self._said: Told | None = None
         self._is_open = False
         self.is_waiting: bool = False
@@ -107,11 +108,6 @@ class Spending:
         """Time by `waiting.monotonic`."""
         self.reserved: Sequence[int] = ()
         self._keeper: Keeper | None = None
-
-    @property
-    def decision(self) -> Decision:
-        decision: Decision = self._unlimited if self.reservation is None else self.reservation.decision
-        return decision
 
     def taking(self, limiter: Any, timeout: float | None) -> Flow:
         """Reserve within ``timeout`` seconds, and refund earlier reservations. If it is interrupted, run `giving_back`."""
@@ -213,8 +209,8 @@ class Spending:
             self.windows = yield from self._told_limits.read(self._limiter, self.key)
         limits = self.windows.costed(self.expected.usage, ahead)
         if not limits:
-            self._unlimited = yield self._limiter.banned(self.key)
-            return self._unlimited
+            self.decision = yield self._limiter.banned(self.key)
+            return self.decision
         is_held = self._hold is not None
         try:
             self.reservation = yield self._limiter.reserve(self.key, *limits, hold=self._hold)
@@ -222,6 +218,7 @@ class Spending:
             # If the process dies, the estimate drains.
             is_held = False
             self.reservation = yield self._limiter.reserve(self.key, *limits)
+        self.decision = self.reservation.decision
         self._is_open = self.decision.allowed
         self.reserved = [cost for _, cost in limits]
         self.renew_at = self._due(0.5) if is_held else math.inf
@@ -244,14 +241,11 @@ class Spending:
             self._keeper.leave(self)
 
     def renewing(self) -> Flow:
-        """Renew the hold of a request that takes long; return True if it is held.
-
-        After a `StoreError`, try again soon.
-        """
+        """Renew the hold of a request that takes long; return True if it is held. If the store fails, try again soon."""
         self.renew_at = self._due(0.125)
         is_held = False
-        # Another thread may settle it meanwhile.
-        with suppress(RuntimeError):
+        # Another thread may settle it meanwhile, which raises RuntimeError.
+        with suppress(StoreError, RuntimeError):
             if self._is_open and self._hold is not None:
                 is_held = yield self.reservation.renew()
                 self.renew_at = self._due(0.5) if is_held else math.inf
@@ -274,7 +268,7 @@ class Spending:
     def settling_read(self, reader: Reader) -> Flow:
         """Settle by the usage that a reader found, at the end of the response."""
         reported = reader.finish()
-        usage = self.expected.bounded(reader.settle(self.expected.usage.input, is_partial=True))
+        usage = self.expected.bounded(reader.settle(self.expected.usage.input))
         yield from self.settling(usage, "arrived" if reported is None else "reported")
 
     def settling_unknown(self) -> Flow:
@@ -419,9 +413,7 @@ class BudgetReservation:
 
         It isn't held if it was settled, if its hold has ended, or if the store fails.
         """
-        is_held = False
-        with suppress(StoreError):
-            is_held = run(self._spending.renewing())
+        is_held: bool = run(self._spending.renewing())
         return is_held
 
     def cancel(self) -> None:
@@ -453,9 +445,7 @@ class AsyncBudgetReservation:
 
     async def renew(self) -> bool:
         """See `BudgetReservation.renew`."""
-        is_held = False
-        with suppress(StoreError):
-            is_held = await arun(self._spending.renewing())
+        is_held: bool = await arun(self._spending.renewing())
         return is_held
 
     async def cancel(self) -> None:
