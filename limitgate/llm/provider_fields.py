@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, TypeVar
 
 from limitgate.limits.limit import MAX_RATE, SECONDS, Limit
-from limitgate.outbound.response_fields import LONGEST, Field, answer_of
+from limitgate.outbound.response_fields import LONGEST, Field, answer_of, clock_of
 
 Kind = Literal["requests", "tokens", "input_tokens", "output_tokens"]
 T = TypeVar("T")
@@ -22,8 +21,6 @@ MOST_READ = 256
 """Characters."""
 IMPLAUSIBLE = 10
 """A limit that changes by this factor needs two equal answers."""
-_SKEW = 2.0
-"""Tolerated difference of the provider's clock, in seconds."""
 _PAST = 5.0
 """Seconds; a reset further in the past is wrong."""
 ROUNDING = 1000
@@ -186,7 +183,7 @@ def _openai_windows(field: Field, host: str) -> tuple[Window, ...]:
 
 
 def _anthropic_windows(field: Field, now: float) -> tuple[Window, ...]:
-    windows, clock = [], _clock(field("date"), now)
+    windows, clock = [], clock_of(field("date"), now)
     for kind, name in _ANTHROPIC:
         prefix = f"anthropic-ratelimit-{name}-"
         limit, remaining = _agreed(field(prefix + "limit"), _count), _agreed(field(prefix + "remaining"), _count)
@@ -243,15 +240,3 @@ def _time(value: str) -> float | None:
         return (at + timedelta(seconds=is_leap)).timestamp()
     except (ValueError, OverflowError):
         return None
-
-
-def _clock(date: str | None, now: float) -> float:
-    """Return the provider's clock, or the local clock if they agree."""
-    if date is None or len(date) > MOST_READ:
-        return now
-    try:
-        at = parsedate_to_datetime(date)
-        theirs = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, OverflowError, IndexError):
-        return now
-    return now if abs(theirs - now) <= _SKEW else theirs

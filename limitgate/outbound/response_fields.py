@@ -169,6 +169,10 @@ def _wait(number: float, date: str | None, now: float) -> float:
 
 
 def _until(at: float, date: str | None, now: float) -> float:
-    """Return the seconds until ``at`` by the service's clock; by ours if both agree or ``Date`` is missing."""
+    return min(max(0.0, at - clock_of(date, now)), LONGEST)
+
+
+def clock_of(date: str | None, now: float) -> float:
+    """Return the service's clock by its ``Date``, or ours if both agree or ``Date`` is missing."""
     theirs = None if date is None else next(map(_time, _VALUE.findall(date)), None)
-    return min(max(0.0, at - (now if theirs is None or abs(theirs - now) <= _SKEW else theirs)), LONGEST)
+    return now if theirs is None or abs(theirs - now) <= _SKEW else theirs
