@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from limitgate.errors import LimitGateError
+from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
 from limitgate.limits.decision import RateLimited
 from limitgate.rules.decorators import Mark
@@ -31,31 +32,27 @@ class Routes(Protocol):
     def version(self, request: Request) -> object:
         """Return an object that stays the same while the routes do. None if more than method and path selects a route."""
 
+    def mounts(self) -> list[str]:
+        """Return mounts that match by prefix, as ``/files`` matches ``/filesadmin``."""
+        return []
 
-def mounts_of(routes: Routes) -> list[str]:
-    """Return mounts that match by prefix, as ``/files`` matches ``/filesadmin``."""
-    mounts: Callable[[], list[str]] = getattr(routes, "mounts", list)
-    return mounts()
-
-
-def fills_with_nothing(routes: Routes) -> bool:
+    fills_with_nothing: bool = False
     """True if placeholders match empty segments: ``/items/{id}`` matches ``/items/``."""
-    fills: bool = getattr(routes, "fills_with_nothing", False)
-    return fills
+
+    def check(self, _: RuleSet, /) -> None:
+        """Raise `ConfigError` for rules that these routes can't have."""
+        return
 
 
-def check_of(routes: Routes) -> Callable[[RuleSet], None]:
-    """Return a function that checks rules. It raises `ConfigError`."""
-    check: Callable[[RuleSet], None] = getattr(routes, "check", lambda _: None)
-    return check
-
-
-class NoRoutes:
+class NoRoutes(Routes):
     """Knows no routes, so only rules cover the application."""
 
     def __init__(self, mounts: Callable[[], list[str]] = list, *, fills_with_nothing: bool = False) -> None:
-        self.mounts = mounts
+        self._mounts = mounts
         self.fills_with_nothing = fills_with_nothing
+
+    def mounts(self) -> list[str]:
+        return self._mounts()
 
     def decorated(self) -> bool:
         return False
@@ -65,6 +62,16 @@ class NoRoutes:
 
     def version(self, _: Request) -> object:
         return self
+
+
+def pattern_in(template: str) -> Pattern:
+    """Return the segments of a template whose placeholders are `ANY` or `REST`."""
+    pattern: list[str] = []
+    for segment in filter(None, template.split("/")):
+        if REST in segment:
+            return (*pattern, REST)
+        pattern.append(ANY if ANY in segment else segment)
+    return tuple(pattern)
 
 
 def is_falcon(app: object) -> bool:

@@ -19,13 +19,13 @@ from django.views import View
 from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Request
 from limitgate.internal_errors import raise_interruption
-from limitgate.routes import Pattern, Route
+from limitgate.routes import Route, Routes, pattern_in
 from limitgate.routes.overview import METHODS, Listed
 from limitgate.rules.decorators import Mark, class_of, marks_of
 from limitgate.rules.rule import Rule
 
 
-class DjangoRoutes:
+class DjangoRoutes(Routes):
     def __init__(self) -> None:
         self._tables: dict[Any, _Table] = {}
 
@@ -104,15 +104,6 @@ def _placeholder(converters: Any, found: re.Match[str]) -> str:
     return ANY if kind.__module__ == _CONVERTERS and kind.__name__ in _WITHIN_A_SEGMENT else REST
 
 
-def _segments(template: str) -> Pattern:
-    pattern: list[str] = []
-    for segment in filter(None, template.split("/")):
-        if REST in segment:
-            return (*pattern, REST)
-        pattern.append(ANY if ANY in segment else segment)
-    return tuple(pattern)
-
-
 def views(resolver: Any) -> Iterator[Any]:
     for patterns in _lists(resolver):
         yield from (pattern.callback for pattern in patterns if isinstance(pattern, URLPattern))
@@ -165,7 +156,7 @@ def routes_of(urlconf: Any = None) -> list[Listed]:
     return [
         Listed(
             shown,
-            _segments(template),
+            pattern_in(template),
             _methods(view),
             partial(_limits_of, view),
             partial(_takes, resolver, shown),

@@ -14,7 +14,7 @@ from limitgate.http.paths import ANY, REST
 from limitgate.http.request import Environ, Request, WSGIRequest
 from limitgate.internal_errors import raise_interruption
 from limitgate.process.clock import monotonic
-from limitgate.routes import NoRoutes, Pattern, Route, Routes, is_falcon
+from limitgate.routes import NoRoutes, Pattern, Route, Routes, is_falcon, pattern_in
 from limitgate.rules.decorators import effective, has_marks, marks_of, note_routed
 
 LOOK_EVERY = 1.0
@@ -24,7 +24,7 @@ LONGEST_HOST = 260
 _VARIABLE = re.compile(r"<(?:(?P<converter>\w+)(?:\(.*?\))?:)?\w+>")
 
 
-class FlaskRoutes:
+class FlaskRoutes(Routes):
     def __init__(self, app: Any) -> None:
         self._app = app
         self._views: dict[str, Any] = {}
@@ -87,7 +87,7 @@ class FlaskRoutes:
         return {**environ, "HTTP_HOST": "localhost"}
 
 
-class DispatchedRoutes:
+class DispatchedRoutes(Routes):
     """Routes behind a `werkzeug.middleware.dispatcher.DispatcherMiddleware`."""
 
     def __init__(self) -> None:
@@ -171,12 +171,7 @@ def pattern_of(routes: Any, rule: Any) -> Pattern:
         converter = routes.converters.get(variable["converter"] or "default")
         return ANY if getattr(converter, "part_isolating", True) else REST
 
-    pattern: list[str] = []
-    for segment in filter(None, _VARIABLE.sub(placeholder, rule.rule).split("/")):
-        if REST in segment:
-            return (*pattern, REST)
-        pattern.append(ANY if ANY in segment else segment)
-    return tuple(pattern)
+    return pattern_in(_VARIABLE.sub(placeholder, rule.rule))
 
 
 def _dispatched(dispatcher: Any, mounts: Mapping[str, Any], known: dict[int, Routes]) -> Routes:

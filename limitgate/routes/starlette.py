@@ -26,7 +26,7 @@ _WITHIN_A_SEGMENT = re.compile(r"(?:[^{}]|\{\w+(?::(?:str|int|float|uuid))?\})*"
 _MATCH_PARTIAL, _MATCH_FULL = 1, 2  # as in starlette.routing.Match
 
 
-class StarletteRoutes:
+class StarletteRoutes(Routes):
     def __init__(self, router: Any) -> None:
         self._router = router
         self._routes_of: Callable[[Any], list[Any]] = _IN_ROUTER if _hands_on(router) else _HERE

@@ -16,7 +16,7 @@ from limitgate.limits.decision import Decision
 from limitgate.messages.diagnostics import Diagnosis, Once, OncePerValue
 from limitgate.observing.counts import Counts
 from limitgate.process.clock import monotonic
-from limitgate.routes import Routes, check_of
+from limitgate.routes import Routes
 from limitgate.rules.rule import RuleSet
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
@@ -69,10 +69,9 @@ def compiler(
     cardinality = CardinalityGuard(settings.new_buckets, monotonic) if settings.new_buckets else None
     no_id, no_tier = Once(Diagnosis.USER_WITHOUT_ID), OncePerValue(Diagnosis.UNKNOWN_TIER)
     adaptive_limits = AdaptiveLimits(shadow=settings.shadow)
-    check = check_of(routes)
 
     def compiled(rules: RuleSet) -> ActiveRules:
-        check(rules)
+        routes.check(rules)
         identities = Identities(
             rules.callers,
             proxies,

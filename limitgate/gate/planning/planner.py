@@ -33,7 +33,7 @@ from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.diagnostics import Diagnosis, Once
 from limitgate.messages.text import Names, expected_of, listed
 from limitgate.observing.counts import Counts
-from limitgate.routes import NoRoutes, Routes, fills_with_nothing, mounts_of
+from limitgate.routes import NoRoutes, Routes
 from limitgate.rules import lint
 from limitgate.rules.callers import DEFAULT_TIER, Caller
 from limitgate.rules.decorators import EVERYTHING, Mark, decided_marks
@@ -372,9 +372,9 @@ class Planner:
         paths = self._reach.interpretations(sent, root)
         if paths is None:
             return None
-        if mounts := mounts_of(self._routes):
+        if mounts := self._routes.mounts():
             return (*paths, *beyond(mounts, paths))
-        if fills_with_nothing(self._routes):
+        if self._routes.fills_with_nothing:
             return (*paths, *with_empty_segments(sent, root))
         return paths
 

@@ -15,11 +15,11 @@ from limitgate.gate.planning.planner import Planner
 from limitgate.gate.planning.prepared import RequestPlan
 from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import ASGIRequest, Request
-from limitgate.routes import NoRoutes, Route
+from limitgate.routes import NoRoutes, Route, Routes
 from limitgate.rules.callers import KnownCaller
 
 
-class OneRoute:
+class OneRoute(Routes):
     """Routes of an application in which every request takes the same one."""
 
     def __init__(self, template: str, marks: tuple[Any, ...] = ()) -> None:
