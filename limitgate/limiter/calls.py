@@ -75,7 +75,7 @@ class AsyncCalls(Operations):
             left = seconds_left(timeout, began)
 
     async def _await_turn(
-        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int = 0, *, settles: bool = False
+        self, key: str, limits: Limits, cost: int, timeout: float | None, held_us: int, *, settles: bool
     ) -> ChargedOperation:
         """Book a turn and wait for it. If ``settles``, note refunds of earlier charges."""
         asyncio_loop("wait")

@@ -75,9 +75,9 @@ class Operations(Remade):
         self,
         timeout: Duration,
         key_prefix: str,
-        secret: str | None = None,
-        ipv6_prefix: int = 64,
-        observers: Iterable[str | Observer] = (),
+        secret: str | None,
+        ipv6_prefix: int,
+        observers: Iterable[str | Observer],
     ) -> None:
         timeout = as_seconds(timeout, "timeout")
         if not isinstance(timeout, int | float) or not 0 < timeout <= 60:

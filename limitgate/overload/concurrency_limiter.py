@@ -173,9 +173,9 @@ class ConcurrencyLimiter:
             else:
                 self.limit.done(permit, clock(), outcome)
 
-    def abandon(self, permit: Permit, outcome: Outcome = "untaught") -> None:
+    def abandon(self, permit: Permit) -> None:
         """`end` without blocking, because the garbage collector may call this."""
-        self._abandon(lambda: self._end(permit, outcome))
+        self._abandon(lambda: self._end(permit, "untaught"))
 
     def _abandon(self, action: Callable[[], None]) -> None:
         """Run an action now, or when the lock is free."""

@@ -45,10 +45,6 @@ class PriorityLevel:
     def refused(self) -> int:
         return self.limit + self.lag
 
-    @property
-    def shed(self) -> int:
-        return self.limit + self.lag + self.thinned
-
     def keep(self, reserve: Fraction | None) -> None:
         """Reserve ``reserve`` for high priority, and twice as much for high and normal priority."""
         self.share = 1 - RESERVES[self.priority] * (reserve or Fraction())
