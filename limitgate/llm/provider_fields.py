@@ -183,7 +183,8 @@ def _openai_windows(field: Field, host: str) -> tuple[Window, ...]:
 
 
 def _anthropic_windows(field: Field, now: float) -> tuple[Window, ...]:
-    windows, clock = [], clock_of(field("date"), now)
+    windows, date = [], field("date")
+    clock = clock_of(date if date is None or len(date) <= MOST_READ else None, now)
     for kind, name in _ANTHROPIC:
         prefix = f"anthropic-ratelimit-{name}-"
         limit, remaining = _agreed(field(prefix + "limit"), _count), _agreed(field(prefix + "remaining"), _count)

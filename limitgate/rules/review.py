@@ -187,7 +187,8 @@ def _unused(rule: Rule) -> Iterator[Oddity]:
     elif not rule.shadow:
         return
     for field in unused:
-        if getattr(rule, field) != DEFAULTS[field]:
+        reads_body = rule.reads_body and field in ("key", "cost")
+        if getattr(rule, field) != DEFAULTS[field] and not reads_body:
             yield Oddity(rule, (field,), f"has no effect because the rule {why}, expected none")
 
 

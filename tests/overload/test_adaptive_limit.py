@@ -409,7 +409,7 @@ def test_waiting_and_being_called() -> None:
     assert limit.serve(0.04) == ([], [])
     limit.done(third, 0.05)
     assert limit.serve(0.05) == ([fourth], [])
-    assert limit.levels["normal"].refused == 0
+    assert (limit.levels["normal"].refused, limit.levels["normal"].thinned) == (0, 0)
     assert limit.base_s_by_class["a"] == pytest.approx(0.025), "waiting is no work"
 
 
@@ -442,7 +442,7 @@ def test_who_leaves_frees_its_place_in_line_at_once() -> None:
     limit.done(gone, 0.01, "failed")
     limit.done(running, 0.02)
     assert limit.serve(0.02) == ([staying], [])
-    assert limit.levels["normal"].refused == 0
+    assert (limit.levels["normal"].refused, limit.levels["normal"].thinned) == (0, 0)
 
 
 def test_who_comes_later_does_not_overtake_those_who_wait() -> None:

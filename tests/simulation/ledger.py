@@ -174,6 +174,8 @@ class Ledger:
                 if (known := truths.get(key)) is not None:
                     known.advance(us)
                     known.lower(self._believed(us, why, call, gone, lent))
+                    if why != "adjust":
+                        known.has_lost_debt()
             else:
                 self._admit(truths, us, *what)
         self._check_debts(truths, told)
@@ -302,17 +304,23 @@ class Truth:
         self.ticks = [0] * len(bucket.ids)
         self._us = us
         self._least = [-processes * bucket.lease * weight for weight in bucket.weights]
+        self._drains_on = False
+        """True after a step forward: the rest of the server's debt for leases drains, too."""
 
     def advance(self, us: int) -> None:
         elapsed = max(0, us - self._us)
         self._us = max(us, self._us)
-        floors = [least if owed < 0 else 0 for owed, least in zip(self.ticks, self._least)]
+        floors = [0 if owed >= 0 else least if self._drains_on else owed for owed, least in zip(self.ticks, self._least)]
         self.ticks = [max(floor, owed - elapsed * n) for owed, floor, n in zip(self.ticks, floors, self.bucket.counts)]
 
     def step(self, us: int) -> None:
-        """Leases are used in addition to the forgiven debt: negative ticks, while the rest of the server's debt drains."""
+        """Leases are used in addition to the forgiven debt."""
         if us > 0:
+            self._drains_on = True
             self.lower([us * count for count in self.bucket.counts])
+
+    def has_lost_debt(self) -> None:
+        self._drains_on = False
 
     def lower(self, gone) -> None:
         self.ticks = [max(least, owed - ticks) for owed, ticks, least in zip(self.ticks, gone, self._least)]

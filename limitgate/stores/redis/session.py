@@ -7,8 +7,8 @@
 * If a connection is lost and nothing has arrived since a call was sent, the call is resent once on another connection. At
   worst it is charged twice, so too few requests pass, never too many. Refunds are never resent.
 * Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second connection is opened.
-  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for the answer to
-  an empty call.
+  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for an answer, if
+  need be to an empty call.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Session(Generic[Call]):
         self.flying: deque[Call] = deque()
         """Calls, the oldest first."""
         self.is_settling: bool = False
-        """True while the script's text is in flight, which no call may overtake."""
+        """True while later calls must wait: the script's text is in flight, or a refund waits for an answer."""
         self.has_more: bool = False
         self.asked_at: float = 0.0
         """Time when the last answered call was sent."""

@@ -107,6 +107,7 @@ def test_review_of_a_suspicious_rule_reports_it(tmp_path: Path, rules: str, fiel
         "{name: a, qps: 1, key: ['header:X-User'], clients: [10.0.0.0/8]}",
         "{name: a, qps: 9, methods: [get, LOCK, PROPFIND, QUERY, PURGE]}",
         "{name: a, qps: 9, on_error: local}",
+        "{name: a, deny: true, path: /x, key: ['json:/user']}",
         "{name: a, qps: 9, clients: [203.0.113.9, '2001:db8::/32', 0.0.0.0/0]}",
     ],
 )

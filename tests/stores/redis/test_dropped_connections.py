@@ -37,7 +37,7 @@ MASTERS = 2
 
 
 @pytest.fixture(autouse=True)
-def _at_once_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+def _soon_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection counts as idle when the network forgets it, and is doubted soon."""
     monkeypatch.setattr(sessions, "IDLE", IDLE)
     monkeypatch.setattr(sessions, "LONGEST_DOUBT", 0.05)
