@@ -126,7 +126,8 @@ class Ledger:
         """A refusal without a call to the server is one that the server would make, too."""
         charges = plan.charges
         server = self.server_of(charges[0].key)
-        if not server.would_admit(charges):
+        # A process may stall between its decision and its caller.
+        if call.process.stalled_us != call.stalled or not server.would_admit(charges):
             return
         now, process = self.world.us, call.process.name
         for charge in charges:
