@@ -128,7 +128,7 @@ def rule(*limits: str, **options: Any) -> list[Rule]:
 
 CASES: dict[str, dict[str, Any]] = {
     "admitted": {"rules": rule()},
-    "refused": {"rules": rule("5/second", "100/minute")},
+    "refused": {"rules": rule("5/second", "1/minute")},
     "identify": {"rules": rule(), "identify": lambda _: Caller("ann")},
     "header in the key": {"rules": rule(key=["header:x-id"])},
     "condition": {"rules": rule(when=lambda _: True)},
@@ -138,7 +138,7 @@ CASES: dict[str, dict[str, Any]] = {
     "slots": {"rules": rule("20 at once")},
     "adaptive": {"rules": rule(adaptive=True)},
     "in a fleet": {"rules": rule(), "fleet": True},
-    "refused in a fleet": {"rules": rule("5/second", "100/minute"), "fleet": True},
+    "refused in a fleet": {"rules": rule("5/second", "1/minute"), "fleet": True},
 }
 BUDGETS = {
     "asgi admitted": Way(17, 10, 3),
@@ -166,7 +166,7 @@ BUDGETS = {
     "asgi refused in a fleet": Way(32, 16, 7),
     "wsgi refused in a fleet": Way(29, 15, 5),
     "redis asgi admitted": Way(45, 19, 19),
-    "redis asgi refused": Way(41, 18, 11),
+    "redis asgi refused": Way(42, 18, 11),
     "redis asgi header in the key": Way(61, 23, 21),
     "redis asgi outcome": Way(126, 27, 64),
     "redis asgi slots": Way(148, 30, 79),
