@@ -240,7 +240,7 @@ async def soak(seconds: float, seed: int) -> int:
 
 
 def grows(found: list[dict[str, float]], control: list[dict[str, float]], kind: str) -> bool:
-    """Print the slopes of one kind, with and without LimitGate. True if it is above 0, and above that without."""
+    """Print the slopes of one kind. True if the slope with LimitGate is above 0, and above the slope without LimitGate."""
     (growth, half), (other, other_half) = (
         slope([each["at"] for each in samples], [each[kind] for each in samples]) for samples in (found, control)
     )

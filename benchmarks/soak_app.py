@@ -97,6 +97,6 @@ served = Starlette(
         WebSocketRoute("/chat", chat),
     ]
 )
-app = served
+app: Any = served
 if not IS_CONTROL:
-    app = LimitGate(served, rules=os.environ["SOAK_RULES"], store=os.environ["SOAK_STORE"], reload=1.0, on_error="local")  # type: ignore[assignment]
+    app = LimitGate(served, rules=os.environ["SOAK_RULES"], store=os.environ["SOAK_STORE"], reload=1.0, on_error="local")

@@ -69,7 +69,18 @@ async def receive() -> dict[str, Any]:
     return {"type": "http.request", "body": b""}
 
 
-async def send(_: object) -> None: ...
+statuses: list[int] = []
+
+
+async def send(message: dict[str, Any]) -> None:
+    if message["type"] == "http.response.start":
+        statuses.append(message["status"])
+
+
+def shortest(ways: list[tuple[int, Way]]) -> Way:
+    """The shortest way, of refused requests if there are any: on a busy machine a limit may have room again in between."""
+    highest = max([status for status, _ in ways])
+    return min([way for status, way in ways if status == highest])
 
 
 async def asgi_app(_: object, __: object, send: Callable[..., Any]) -> None:
@@ -97,8 +108,8 @@ def way_of_asgi(warm: int, **options: Any) -> Way:
         for _ in range(TRACED if warm else 1):
             with Tracer() as tracer:
                 await ask()
-            ways.append(tracer.way())
-        return min(ways)
+            ways.append((statuses[-1], tracer.way()))
+        return shortest(ways)
 
     return asyncio.run(trace())
 
@@ -108,7 +119,7 @@ def way_of_wsgi(warm: int, **options: Any) -> Way:
 
     def ask() -> None:
         environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/hello", "REMOTE_ADDR": "203.0.113.9", "HTTP_X_ID": "ann"}
-        body: Any = gate(environ | {"wsgi.input": BytesIO()}, lambda *_: None)
+        body: Any = gate(environ | {"wsgi.input": BytesIO()}, lambda status, *_: statuses.append(int(status[:3])))
         list(body)
         getattr(body, "close", bool)()
 
@@ -118,8 +129,8 @@ def way_of_wsgi(warm: int, **options: Any) -> Way:
     for _ in range(TRACED if warm else 1):
         with Tracer() as tracer:
             ask()
-        ways.append(tracer.way())
-    return min(ways)
+        ways.append((statuses[-1], tracer.way()))
+    return shortest(ways)
 
 
 def rule(*limits: str, **options: Any) -> list[Rule]:
@@ -128,7 +139,7 @@ def rule(*limits: str, **options: Any) -> list[Rule]:
 
 CASES: dict[str, dict[str, Any]] = {
     "admitted": {"rules": rule()},
-    "refused": {"rules": rule("5/second", "1/minute")},
+    "refused": {"rules": rule("5/second", "100/minute")},
     "identify": {"rules": rule(), "identify": lambda _: Caller("ann")},
     "header in the key": {"rules": rule(key=["header:x-id"])},
     "condition": {"rules": rule(when=lambda _: True)},
@@ -138,7 +149,7 @@ CASES: dict[str, dict[str, Any]] = {
     "slots": {"rules": rule("20 at once")},
     "adaptive": {"rules": rule(adaptive=True)},
     "in a fleet": {"rules": rule(), "fleet": True},
-    "refused in a fleet": {"rules": rule("5/second", "1/minute"), "fleet": True},
+    "refused in a fleet": {"rules": rule("5/second", "100/minute"), "fleet": True},
 }
 BUDGETS = {
     "asgi admitted": Way(17, 10, 3),
@@ -166,7 +177,7 @@ BUDGETS = {
     "asgi refused in a fleet": Way(32, 16, 7),
     "wsgi refused in a fleet": Way(29, 15, 5),
     "redis asgi admitted": Way(45, 19, 19),
-    "redis asgi refused": Way(42, 18, 11),
+    "redis asgi refused": Way(41, 18, 11),
     "redis asgi header in the key": Way(61, 23, 21),
     "redis asgi outcome": Way(126, 27, 64),
     "redis asgi slots": Way(148, 30, 79),

@@ -1,4 +1,4 @@
-"""What verbs that serve need: an extra, and a place to listen."""
+"""An extra and a free place to listen, for verbs that serve."""
 
 from __future__ import annotations
 

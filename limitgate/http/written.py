@@ -1,4 +1,4 @@
-"""Requests that are described in words, for commands and pages that explain: what a server would make of them."""
+"""Builds the ASGI scope or WSGI environ of a request that a command or the page describes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class AdaptiveOptions(TypedDict, total=False):
     max_delay: Duration
     """Longest wait for a permit, seconds or ``50ms``: up to 60. Default: 0, refuse at once."""
     reserve: float | str | None
-    """Share reserved for high priority: ``20%`` or 0.2, up to 49 %. Low priority must leave twice as much. Default: none."""
+    """Share reserved for high priority: ``20%`` or 0.2, up to 49 %. For low priority, twice that. Default: none."""
 
 
 def terms_of(given: Mapping[str, Any]) -> Terms:

@@ -19,7 +19,7 @@ from limitgate.messages.diagnostics import Diagnosis
 from limitgate.rules.callers import DEFAULT_TIER, KnownCaller
 from limitgate.rules.lint import most_within
 from limitgate.rules.options import check_part
-from limitgate.rules.rule import DEFAULTS, EVERY, Rule, RuleSet
+from limitgate.rules.rule import DEFAULTS, EVERY, NEED_COUNTS, Rule, RuleSet
 
 _RESERVED = IPv4Network("240.0.0.0/4")
 
@@ -181,14 +181,14 @@ def _clients(rule: Rule) -> Iterator[Oddity]:
 
 
 def _unused(rule: Rule) -> Iterator[Oddity]:
-    unused, why = ("on_error", "ban"), "is in shadow mode, which refuses nothing"
-    if not rule.has_limits:
-        unused, why = ("key", "cost", "lease", "on_error", *(("shadow",) if rule.exempt else ())), "has no limits"
-    elif not rule.shadow:
-        return
-    for field in unused:
-        reads_body = rule.reads_body and field in ("key", "cost")
-        if getattr(rule, field) != DEFAULTS[field] and not reads_body:
+    if rule.has_limits:
+        unused, why = ({"on_error", "ban"} if rule.shadow else set()), "is in shadow mode, which refuses nothing"
+    else:
+        # An exempt rule never refuses. A key or cost may make the rule read the body, for its condition.
+        unused = {*NEED_COUNTS, *(["shadow"] if rule.exempt else [])} - ({"key", "cost"} if rule.reads_body else set())
+        why = "has no limits"
+    for field in DEFAULTS:
+        if field in unused and getattr(rule, field) != DEFAULTS[field]:
             yield Oddity(rule, (field,), f"has no effect because the rule {why}, expected none")
 
 

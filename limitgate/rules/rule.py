@@ -69,7 +69,7 @@ METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
-_NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
+NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
 """Options that need buckets."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
 
@@ -608,7 +608,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     def _wrong_adaptive(self) -> Iterator[tuple[str, str]]:
         if self.per == "message":
             yield "per", "is adaptive, so it limits requests in flight and not messages, expected no per"
-        for field in () if self.limit_fields or self.limits_by else _NEED_COUNTS:
+        for field in () if self.limit_fields or self.limits_by else NEED_COUNTS:
             if field in self.model_fields_set and (field == "key" or getattr(self, field) != DEFAULTS[field]):
                 what = "is adaptive, so it limits all requests of a process together"
                 yield field, f"{what}, expected no {field}, or an additional limit that uses it"

@@ -67,7 +67,8 @@ class Proxy:
     place of a reply: bytes, without Redis being asked, or `CUT`.
     """
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, port: int = 0) -> None:
+        self._port = port
         self.calls: list[list[bytes]] = []
         self.instead: dict[int, Any] = {}
         self.lines: list[Line] = []
@@ -76,7 +77,7 @@ class Proxy:
         self._more = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
         self.url = f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/0"
         return self
 

@@ -146,7 +146,7 @@ class Inspection:
             diagnosis.log(server, reason)
 
     def heard(self, server: str, reply: object, began: float) -> None:
-        """Inspect a connection that ``began`` at a time in `monotonic` seconds. It doesn't end later errors."""
+        """Inspect a connection. Errors after it ``began``, in `monotonic` seconds, stay."""
         _, failed = self._told.get(server, (None, math.inf))
         if failed < began:
             self._told.pop(server, None)

@@ -7,8 +7,8 @@
 * If a connection is lost and nothing has arrived since a call was sent, the call is resent once on another connection. At
   worst it is charged twice, so too few requests pass, never too many. Refunds are never resent.
 * Networks drop idle connections silently. If a connection is silent beyond `silence_allowed`, a second connection is opened.
-  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for an answer, if
-  need be to an empty call.
+  It takes over the calls if it opens before an answer arrives. A refund on an idle connection first waits for an answer;
+  if no call is in flight, an empty call asks for one.
 """
 
 from __future__ import annotations

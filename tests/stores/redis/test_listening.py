@@ -28,7 +28,7 @@ from limitgate.stores.redis.threads.connection import GRACE, SHORTEST, SLICE, Li
 from tests.support.crowds import a_plan, ask, begin, ends, store_at
 from tests.support.doors import ASGISite, Reply, WSGISite
 from tests.support.proxy import PATIENT, Proxy, in_a_loop, until
-from tests.support.redis_server import RedisServer
+from tests.support.redis_server import RedisServer, free_port
 from tests.support.virtual import World
 
 SLACK = 3.0
@@ -643,11 +643,10 @@ async def test_a_silent_address_does_not_keep_the_others_out(
     """A name has two addresses, and the first never says a word: the second serves once the first has had its time."""
     monkeypatch.setattr("limitgate.stores.redis.aio.batcher.CONNECT_TIMEOUT", 0.2)
     names.addresses = ["127.0.0.2", "127.0.0.1"]
-    async with Proxy(redis_server) as proxy:
-        port = int(proxy.url.rpartition(":")[2].partition("/")[0])
-        url = f"redis://{HOST}:{port}/0"
+    port = free_port()
+    async with Proxy(redis_server, port) as proxy:
         with socket.create_server(("127.0.0.2", port)):  # takes connections, and that is all
-            async with store_at(url) as store, asyncio.timeout(PATIENT):
+            async with store_at(f"redis://{HOST}:{port}/0") as store, asyncio.timeout(PATIENT):
                 while await ask(store, a_plan()) != [True]:  # noqa: ASYNC110 - nobody is there to set an event
                     await asyncio.sleep(0.01)
         assert proxy.lines

@@ -286,6 +286,7 @@ class Batcher:
             asking = Batch([(wire.NO_PLAN, due, self._loop.create_future(), timeout)])
             asking.follow(batch)
             connection.send(asking)
+        # Most refunds find the connection without calls, and take no further call of ours.
         elif not (session.is_settling or (session.flying and session.is_doubtful)):
             return False
         session.is_settling = True
