@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from ssl import SSLWantReadError
 from typing import Any, Protocol
+from weakref import finalize
 
 from limitgate.internal_errors import raise_interruption
 from limitgate.process.clock import monotonic
@@ -101,6 +102,8 @@ class SyncConnection:
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
+        # In a garbage cycle, the socket may be freed before redis-py's connection, which closes it. Finalizers run before both.
+        finalize(self, connection.disconnect).atexit = False
         self._connection = connection
         # Without the socket, redis-py would send with the connect timeout.
         self._socket = socket_of(connection)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import socket
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +30,30 @@ from tests.support.redis_server import RedisServer
 
 PATIENT = 20.0
 TEMPLATE = PlanTemplate([Charge("", bucket_of("900/day"), 1, enforced=True, rule=None)])
+
+
+class OlderSocket:
+    """Closes its socket when it is freed, but in a garbage cycle after it: the collector takes the older first."""
+
+    def __init__(self, pair: tuple[socket.socket, socket.socket]) -> None:
+        self._sock, self._other = pair
+
+    def disconnect(self) -> None:
+        self._sock.close()
+        self._other.close()
+
+    __del__ = disconnect
+
+
+def test_a_connection_in_a_garbage_cycle_closes_its_socket() -> None:
+    """Before the collector frees the socket, which would warn."""
+    driven: Any = SyncConnection(OlderSocket(socket.socketpair()))
+    driven.others = driven
+    del driven
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
 
 
 class Counted:
