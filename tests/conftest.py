@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the rows of docs/guarantees.md as markers, print progress at once, and collect garbage less often."""
     for row in guarantees.rows():
         config.addinivalue_line("markers", f"{row.number}: {row.situation}, see docs/guarantees.md")
-    gc.set_threshold(20_000)
+    gc.set_threshold(50_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(write_through=True)
 

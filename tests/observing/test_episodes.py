@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 
 from limitgate.observing import logs as module
 from limitgate.observing.logs import MINUTE, MOST, QUIET, Episodes
-from limitgate.process.forking import _begin_anew
+from limitgate.process.forking import living
 
 SECOND = 1_000_000
 
@@ -175,10 +174,10 @@ def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert not episodes._is_watched
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
 def test_a_forked_child_begins_anew() -> None:
     """Episodes of the parent are for the parent to tell."""
     world = World()
     world.refuse()
-    _begin_anew()
+    assert world.episodes in living(Episodes)
+    world.episodes.reset_after_fork()
     assert (len(world.episodes._open), world.episodes._is_watched) == (0, False)

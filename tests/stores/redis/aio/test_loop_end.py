@@ -113,7 +113,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         if condition():
             break
         assert time.monotonic() < deadline
-        if looks % 10 == 9:
+        if looks % 50 == 9:
             gc.collect()
         await asyncio.sleep(0.02)
 
