@@ -29,7 +29,7 @@ LOOKS = 50
 
 BUCKETS = 500
 """What the store is told to keep at most."""
-REQUESTS = 50 * EXAMPLES
+REQUESTS = 100 * EXAMPLES
 """In all floods together: a crowd of ten times the buckets by default."""
 FLOODS = [
     {"requests": REQUESTS // 2, "door": "asgi", "part": "api_key", "burst": 5},
