@@ -861,7 +861,7 @@ def test_stores_come_and_go_meanwhile() -> None:
     threads = [threading.Thread(target=working) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for _ in range(200):
+    for _ in range(50):
         reset()
     over.set()
     for thread in threads:

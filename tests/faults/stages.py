@@ -62,9 +62,9 @@ class State(NamedTuple):
     rss: int
     """Memory, in bytes."""
 
-    def beyond(self, before: State) -> list[str]:
-        """What is held now that was not before. Of threads a call and a probe may have left a connection each in the pool."""
-        most = before._replace(connections=max(2, before.connections), rss=before.rss + GROWTH)
+    def beyond(self, before: State, servers: int) -> list[str]:
+        """What is held now that was not before. A thread may have left two connections to each server, one of a probe."""
+        most = before._replace(connections=max(2 * servers, before.connections), rss=before.rss + GROWTH)
         return [f"{name} {now}, before {then}" for name, now, then in zip(self._fields, self, most) if now > then]
 
 
@@ -113,9 +113,12 @@ class Stage:
         deadline = time.monotonic() + SETTLES_WITHIN
         while True:
             state = self.state()
-            if not state.beyond(self.before) or time.monotonic() > deadline:
+            if not self.beyond(state) or time.monotonic() > deadline:
                 return state
             time.sleep(MOMENT)
+
+    def beyond(self, state: State) -> list[str]:
+        return state.beyond(self.before, len(self.servers))
 
     def exact(self) -> Counter[tuple[int, bool]]:
         """How some requests with a fresh key end at ``/exact``: status, and whether the store had failed."""
