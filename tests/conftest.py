@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from limitgate import AsyncLimiter, Limiter
 from limitgate.exchange import application
 from limitgate.observing.logs import Episodes
+from limitgate.overload.lag import heartbeats
 from limitgate.process.forking import living
 from tests.support import guarantees
 from tests.support.doors import PATIENCE
@@ -239,6 +240,12 @@ def _no_settings_from_outside() -> Iterator[None]:
         for defaults in DEFAULTS:
             monkeypatch.setitem(defaults, "timeout", PATIENCE)
         yield
+
+
+@pytest.fixture
+def punctual_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates take no event loop for late, however busy the machine is."""
+    monkeypatch.setattr(heartbeats, "refuses", lambda *_: False)
 
 
 @pytest.fixture

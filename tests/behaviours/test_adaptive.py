@@ -39,7 +39,7 @@ from limitgate.gate.permits import ProxyGuard
 from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Permit
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter, WaitingThread
-from limitgate.overload.lag import CLOCKS_S, heartbeats
+from limitgate.overload.lag import CLOCKS_S
 from tests.support.clock import Clock
 from tests.support.doors import (
     PATIENCE,
@@ -62,10 +62,7 @@ NOWHERE = "redis://127.0.0.1:1"
 PROBLEM = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
 
 
-@pytest.fixture(autouse=True)
-def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No event loop is late, however long this machine does something else. Of late ones is test_adaptive_loops.py."""
-    monkeypatch.setattr(heartbeats, "refuses", lambda *_: False)
+pytestmark = pytest.mark.usefixtures("punctual_loops")  # test_adaptive_loops.py tests late ones
 
 
 def one_place(name: str = "all", **options: Any) -> Rule:

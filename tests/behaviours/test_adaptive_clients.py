@@ -13,17 +13,13 @@ import pytest
 
 from limitgate import Adaptive, LimitGate, LimitGateWSGI, Rule, testing
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
-from limitgate.overload.lag import heartbeats
 from tests.support.doors import PATIENCE, Wire, asgi_reply, http_scope, wsgi_environ, wsgi_reply
 
 DELAY_S = 0.02
 RULE = Rule("all", adaptive=Adaptive(min=1, max=1, delay=DELAY_S))
 
 
-@pytest.fixture(autouse=True)
-def _in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No event loop is late, however long this machine does something else."""
-    monkeypatch.setattr(heartbeats, "refuses", lambda *_: False)
+pytestmark = pytest.mark.usefixtures("punctual_loops")
 
 
 class Time:

@@ -14,7 +14,6 @@ import pytest
 import uvicorn
 
 from limitgate import Adaptive, LimitGate, Rule
-from limitgate.overload.lag import heartbeats
 from tests.support.doors import PATIENCE
 
 LARGE = b"x" * 200_000
@@ -68,10 +67,7 @@ async def served(address: tuple[str, int]) -> None:
             await asyncio.sleep(0.005)
 
 
-@pytest.fixture(autouse=True)
-def _in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop is not late, however long this machine does something else."""
-    monkeypatch.setattr(heartbeats, "refuses", lambda *_: False)
+pytestmark = pytest.mark.usefixtures("punctual_loops")
 
 
 @pytest.mark.parametrize("server", SERVERS)

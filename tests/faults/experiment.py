@@ -239,7 +239,7 @@ def run(fault: Fault, stage: Stage) -> Outcome:
             time.sleep(MOMENT)
         time.sleep(TAIL)
     seen.exact = stage.exact()
-    seen.left = stage.beyond(stage.settled())
+    seen.left = stage.settled().beyond(stage.before)
     seen.lines = stage.complaints() - lines
     return seen
 

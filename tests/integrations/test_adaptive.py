@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
-from weakref import WeakSet
 
 import flask
 import pytest
@@ -19,7 +19,7 @@ from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
-from tests.support.doors import PATIENCE
+from tests.support.doors import PATIENCE, until
 
 RULE = Rule("all", adaptive=Adaptive(min=2, max=2, tolerance=2.125))  # which no other test has, see `places`
 
@@ -31,18 +31,20 @@ def of_all_gates() -> list[ConcurrencyLimiter]:
     ]
 
 
-OTHERS: WeakSet[ConcurrencyLimiter] = WeakSet()
-
-
 @pytest.fixture(autouse=True)
-def _others() -> None:
-    """The places of earlier tests' gates, which something may hold for a moment."""
-    OTHERS.update(of_all_gates())
+def _others_are_gone() -> None:
+    """A thread may hold the gate of the test before for a moment."""
+
+    def are_gone() -> bool:
+        gc.collect()
+        return not of_all_gates()
+
+    until(are_gone)
 
 
 def places() -> ConcurrencyLimiter:
-    """Those of the only gate that the test has made."""
-    (found,) = [each for each in of_all_gates() if each not in OTHERS]
+    """Those of the only gate there is."""
+    (found,) = of_all_gates()
     return found
 
 

@@ -137,7 +137,7 @@ def median_wait(plans: list[Plan], cost: int, limit: str) -> float:
 def test_a_small_tenant_waits_at_most_twice_as_long_beside_a_large_one(
     processes: int, small_in: int, limit: str, cost: int, many: int
 ) -> None:
-    """20 requests of one tenant beside ``many`` of another one that came a second before, and hundreds pass meanwhile."""
+    """A tenant sends 20 requests, one second after another one has sent ``many``."""
     small = [[("small", 20 // small_in, 1.0)] if number < small_in else [] for number in range(processes)]
     # As many as pass in the first second.
     first = [("first", 1_000 // cost, 0.0)]

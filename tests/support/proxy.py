@@ -34,7 +34,7 @@ def in_a_loop(test: Callable[..., Any]) -> Callable[..., None]:
         try:
             asyncio.run(listened())
         finally:
-            gc.collect(1)  # What this test has made is not older.
+            gc.collect(1)  # Objects of this test are in the young generations.
         assert complaints == []
 
     return run

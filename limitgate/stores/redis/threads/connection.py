@@ -102,7 +102,7 @@ class SyncConnection:
 
     def __init__(self, connection: Any) -> None:
         self.session: Session[Call] = Session()
-        # In a garbage cycle, the socket may be freed before redis-py's connection, which closes it. Finalizers run before both.
+        # In a garbage cycle, Python may free the socket before the connection that closes it. This finalizer runs before both.
         finalize(self, connection.disconnect).atexit = False
         self._connection = connection
         # Without the socket, redis-py would send with the connect timeout.
