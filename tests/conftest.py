@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import inspect
 import io
 import logging
@@ -16,8 +18,9 @@ from typing import Any
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
+from pydantic_settings import InitSettingsSource
 
-from limitgate import AsyncLimiter, Limiter
+from limitgate import AsyncLimiter, Limiter, Settings
 from limitgate.exchange import application
 from limitgate.observing.logs import Episodes
 from limitgate.overload.lag import heartbeats
@@ -36,6 +39,10 @@ LONG = {"test_failover.py", "test_instructions.py", "test_testing.py", "test_typ
 LOGGERS = [logging.getLogger(name) for name in (None, "limitgate")]
 DEFAULTS = [inspect.unwrap(limiter.__init__).__kwdefaults__ for limiter in (Limiter, AsyncLimiter)]
 (TIMEOUT,) = {defaults["timeout"] for defaults in DEFAULTS}
+
+VARIABLES = {"limitgate_timeout": str(PATIENCE), "limitgate_fleet": "false"}
+"""Tests count calls, keys, timers and threads: snapshots are written where a test is about them."""
+SOURCES = Settings.settings_customise_sources
 
 application.AT_ONCE = 0.0
 """Gates that tests have dropped are not told of in the midst of others, see test_around.py."""
@@ -90,6 +97,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.option.markexpr == "alone" and "mark.alone" not in collection_path.read_text() else None
 
 
+def _import_a_share_first(config: pytest.Config, worker: dict[str, Any]) -> None:
+    """Let each of xdist's workers begin with other modules: those that one has compiled, the others read.
+
+    Pytest compiles modules of tests itself, for its messages about failed assertions. In a new checkout every worker would
+    compile all of them at the same time.
+    """
+    if config.args != config.getini("testpaths"):
+        return
+    modules = sorted(TESTS.rglob("test_*.py"))
+    first = len(modules) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for module in modules[first:] + modules[:first]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # pytest imports it again, and tells
+            importlib.import_module(".".join(module.relative_to(TESTS.parent).with_suffix("").parts))
+
+
 def _start_no_process(*_: object, **__: object) -> None:
     pytest.skip("starts a process")
 
@@ -103,10 +125,12 @@ def _note_guarantees(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[Any]:
+def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     """Tests are no garbage: the collector does not look at them while they come about."""
     gc.disable()
     try:
+        if isinstance(worker := getattr(session.config, "workerinput", None), dict):
+            _import_a_share_first(session.config, worker)
         return (yield)
     finally:
         gc.enable()
@@ -225,6 +249,19 @@ def _unwatched() -> Iterator[None]:
     sys.settrace(tracer)
 
 
+def _sources_of_tests(*sources: Any, **named: Any) -> tuple[Any, ...]:
+    """Read the variables of all tests from a dictionary: pydantic takes a millisecond for them, for each gate."""
+    return tuple(
+        InitSettingsSource(Settings, {"timeout": PATIENCE, "fleet": False}) if _has_no_others(source) else source
+        for source in SOURCES(*sources, **named)
+    )
+
+
+def _has_no_others(source: Any) -> bool:
+    found = getattr(source, "env_vars", {}).items()
+    return {name: value for name, value in found if name.startswith("limitgate_")} == VARIABLES
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_settings_from_outside() -> Iterator[None]:
     """A test sees no variable of the shell, and no short ``timeout`` that it did not ask for.
@@ -234,9 +271,9 @@ def _no_settings_from_outside() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         for name in [name for name in os.environ if name.startswith("LIMITGATE_")]:
             monkeypatch.delenv(name)
-        monkeypatch.setenv("LIMITGATE_TIMEOUT", str(PATIENCE))
-        # Tests count calls, keys, timers and threads: snapshots are written where a test is about them.
-        monkeypatch.setenv("LIMITGATE_FLEET", "false")
+        for name, value in VARIABLES.items():
+            monkeypatch.setenv(name.upper(), value)
+        monkeypatch.setattr(Settings, "settings_customise_sources", _sources_of_tests)
         for defaults in DEFAULTS:
             monkeypatch.setitem(defaults, "timeout", PATIENCE)
         yield

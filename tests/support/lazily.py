@@ -13,6 +13,6 @@ class Lazily:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # pytest looks for marks in everything that a module of tests has
+        if name.startswith("_"):  # pytest looks for fixtures and mocks in everything that a module of tests has
             raise AttributeError(name)
         return getattr(import_module(self._module), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 
 import pytest
@@ -10,5 +11,10 @@ from packaging.version import Version
 
 def needs(package: str, since: str) -> None:
     """Skip a test where a package is of an earlier version."""
-    if Version(version(package)) < Version(since):
+    if _installed(package) < Version(since):
         pytest.skip(f"needs {package} {since}")
+
+
+@cache
+def _installed(package: str) -> Version:
+    return Version(version(package))

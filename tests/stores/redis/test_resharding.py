@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pytest
 
 from limitgate import StoreError
 from tests.stores.test_stores import Door, attempts
-from tests.support.clusters import KINDS, PLAIN_KINDS, charge, ends, key_on, owed, plan, settled, tagged, used
+from tests.support.clusters import KINDS, MOVED, PLAIN_KINDS, charge, ends, key_on, owed, plan, settled, tagged, used
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -45,7 +45,7 @@ def move(cluster: RedisCluster) -> Move:
     return Move(next(_slots), *cluster.masters[:2])
 
 
-_slots = count(100)
+_slots = iter(MOVED)
 
 
 @pytest.fixture(params=EVERY_KIND.values(), ids=EVERY_KIND)
