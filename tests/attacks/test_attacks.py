@@ -8,7 +8,7 @@ from tests.attacks.world import ATTACKS
 assert catalogue
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", sorted(ATTACKS))
 def test_an_attack_comes_to_nothing(name: str) -> None:
     """Nobody gets more than the limit by it, and nobody else is refused because of it."""
     outcome = ATTACKS[name]()
