@@ -200,11 +200,6 @@ def print_decision(decision: Decision, *, is_charged: bool = False) -> None:
         print_table(heads, rows, title="With this request:" if is_charged else None)
 
 
-def is_banned(decision: Decision) -> bool:
-    """True if a ban refuses. The used amounts don't show this."""
-    return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in decision.standings)
-
-
 def ban_in_force(decision: Decision) -> float:
     bans = [each for each in decision.standings if not each.charge.bucket.algorithm.IS_LIMIT]
     return _endless(max([int(state) for each in bans for state in each.states], default=0) / 1e6)
@@ -215,7 +210,7 @@ def _why(decision: Decision) -> str:
         return "banned permanently"
     if _endless(decision.retry_after) == math.inf:
         return "retrying does not help"
-    return f"{'banned, ' if is_banned(decision) else ''}retry in {seconds(decision.retry_after)}"
+    return f"{'banned, ' if decision.is_ban else ''}retry in {seconds(decision.retry_after)}"
 
 
 def banned(by: str, retry_after: float) -> str:

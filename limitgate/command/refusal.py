@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import click
 
-from limitgate.command.bucket_owners import Trace, limits_of, search
-from limitgate.command.output import banned, decision_fields, is_banned, print_decision, say, seconds
+from limitgate.command.bucket_owners import Trace, search
+from limitgate.command.output import banned, decision_fields, print_decision, say, seconds
 from limitgate.command.service import Service
 from limitgate.command.stored import store_of
 from limitgate.errors import ConfigError
 from limitgate.gate.journal import Ban, Journal
-from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
-from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
+from limitgate.gate.refused_rules import RefusedRule
+from limitgate.http.response import RefusalId, RefusalKey, time_of
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.limit import Limit
-from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed, printable, shortened
 from limitgate.rules.options import check_part
-from limitgate.rules.rule import Rule
 from limitgate.stores import SyncStore
 from limitgate.stores.base import ConfigRequest, SyncConfigStore
 
 
 class _Refused(NamedTuple):
-    rule: Rule
-    tiers: Sequence[str]
-    key: str
-    caller: str | None
-    limits: Sequence[Limit]
+    by: RefusedRule
     decision: Decision | None
     """Current state; None without a store, or for callable limits."""
     is_certain: bool
@@ -67,12 +60,12 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
         raise click.UsageError("ids are encrypted, expected --store with their key, or LIMITGATE_SECRET")
     with nullcontext() if opened is None else closing(opened):
         keys = [RefusalKey.derived(secret)] if secret else _kept_keys(opened, settings.key_prefix, timeout)
-        refusal, candidates = _read(text, keys, asked)
+        refusal, candidates = asked.refusers.read(text, keys)
         bans = [] if opened is None else Journal(opened, settings.key_prefix, timeout).bans()
         found = [_standing(opened, timeout, bans, each, asked) for each in candidates]
     if not found:
         _check_time(text, refusal.at)
-    traces = search(logs, keys, refusal, [each.key for each in found], asked) if logs else None
+    traces = search(logs, keys, refusal, [each.by.key for each in found], asked) if logs else None
     return _Resolved(refusal, found, opened is not None, traces, asked.knows_routes, settings.key_prefix)
 
 
@@ -80,21 +73,14 @@ _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _AHEAD = 2 * 366 * 86_400
 """Seconds by which an id's time may be ahead of this clock."""
 
-_Candidate = tuple[Rule, Sequence[str], str]
 
-
-def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], candidate: _Candidate, asked: Service) -> _Refused:
-    rule, tiers, key = candidate
-    buckets, caller, is_certain = limits_of(rule, tiers, key, asked)
-    enforced = not (rule.shadow or asked.settings.shadow)
-    charges = [Charge(key + bucket.suffix, bucket, 1, enforced, rule.name) for bucket in buckets]
-    plan = Plan.look(charges)
-    decision = decide(plan, store.spend(plan, timeout)) if store is not None and charges else None
-    is_certain = is_certain or (decision is not None and is_banned(decision))
-    charged = {charge.key for charge in charges}
+def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], by: RefusedRule, asked: Service) -> _Refused:
+    plan = by.plan(asked.settings)
+    decision = decide(plan, store.spend(plan, timeout)) if store is not None and plan.charges else None
+    is_certain = by.is_certain or (decision is not None and decision.is_ban)
+    charged = {charge.key for charge in plan.charges}
     ban = next((ban for ban in bans if charged & set(ban.keys)), None)
-    limits = [limit for bucket in buckets for limit in bucket.limits]
-    return _Refused(rule, tiers, key, caller, limits, decision, is_certain, ban)
+    return _Refused(by, decision, is_certain, ban)
 
 
 def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -> list[RefusalKey]:
@@ -108,11 +94,6 @@ def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -
     return [*map(RefusalKey, keys)]
 
 
-def _read(text: str, keys: Sequence[RefusalKey], asked: Service) -> tuple[RefusalId, list[_Candidate]]:
-    read = [(refusal, [*_candidates(refusal, asked)]) for refusal in (key.read(text) for key in keys)]
-    return next((each for each in read if each[1]), read[0])
-
-
 def _check_time(text: str, at: float) -> None:
     if not _FIRST < at < time.time() + _AHEAD:
         when = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d}"
@@ -121,29 +102,16 @@ def _check_time(text: str, at: float) -> None:
         )
 
 
-def _candidates(refusal: RefusalId, asked: Service) -> Iterator[_Candidate]:
-    every = asked.rules.tiers
-    of_tiers = [(tier, rule) for tier, of_tier in every.items() for rule in of_tier if tag_of(id_name(rule)) == refusal.tag]
-    places: list[Rule] = []
-    for rule in asked.in_code:
-        if tag_of(id_name(rule)) == refusal.tag and rule not in places:  # places with the same name share their limits
-            places.append(rule)
-            of_tiers += [(tier, rule) for tier in ([rule.tier] if rule.tier else every)]
-    for rule in {id(rule): rule for _, rule in of_tiers}.values():
-        tiers = [tier for tier, each in of_tiers if each is rule]
-        yield rule, tiers, f"{asked.settings.key_prefix}:{rule.name}:{refusal.digest}"
-
-
 def as_json(resolved: _Resolved) -> dict[str, Any]:
     return {
         "at": resolved.id.at,
         "digest": resolved.id.digest,
         "found": [
             {
-                "rule": each.rule.name,
-                "tiers": list(each.tiers),
-                "key": each.key,
-                "caller": each.caller,
+                "rule": each.by.rule.name,
+                "tiers": list(each.by.tiers),
+                "key": each.by.key,
+                "caller": each.by.caller,
                 "decision": decision_fields(each.decision) if each.decision is not None and each.is_certain else None,
                 "ban": None if each.ban is None else each.ban.fields(time.time()),
             }
@@ -159,13 +127,12 @@ def show(resolved: _Resolved) -> None:
     ago = f"{seconds(round(elapsed))} ago" if elapsed >= 1 else "just now"
     say(f"refused {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}")
     for place, each in enumerate(resolved.found):
-        rule, tiers, ban = each.rule, each.tiers, each.ban
-        limits = listed([*map(str, each.limits)]) or "limits from a callable"
-        of_caller = "" if each.caller is None else f" of caller {each.caller}"
+        rule, tiers, ban = each.by.rule, each.by.tiers, each.ban
+        of_caller = "" if each.by.caller is None else f" of caller {each.by.caller}"
         by = "or by" if place else "by"
         counted = f"counted by {', '.join(rule.counted_by)}"
-        say("", f"{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}{of_caller}, {counted}")
-        say(each.key)
+        say("", f"{by} rule {rule.name} of tier {listed(tiers, ' and ')}: {each.by.limits}{of_caller}, {counted}")
+        say(each.by.key)
         if not each.is_certain:
             say(
                 f"the limits of this client are not known, because its caller may have limits of its own; expected limitgate "
@@ -210,7 +177,7 @@ def _show_traces(traces: Sequence[Trace] | None) -> None:
 
 
 def _say_unlogged(found: Sequence[_Refused], *, knows_routes: bool) -> None:
-    for rule in [each.rule for each in found]:
+    for rule in [each.by.rule for each in found]:
         labels = [*(label for part in rule.key for label in check_part(part)), *rule.given_parts]
         absent = [label for label in labels if label not in _LOGGED]
         if absent:

@@ -26,6 +26,7 @@ from limitgate.command.applications import (
 )
 from limitgate.command.output import say
 from limitgate.command.stored import settings_of
+from limitgate.gate.refused_rules import Refusers
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.http.written import Lines, asgi_scope, wsgi_environ
@@ -84,6 +85,10 @@ class Service:
                 for method in route.methods:
                     route.marks(method)  # makes the limits of throttles by rate
         return [] if self._app is None else placed_rules()
+
+    @property
+    def refusers(self) -> Refusers:
+        return Refusers(self.rules, self.in_code, self.settings, self.templates_for if self.knows_routes else None)
 
     def late_limits(self, request: Request) -> Sequence[Rule]:
         """Return limits of dependencies or throttles, which apply behind the gate."""

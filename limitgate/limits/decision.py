@@ -152,6 +152,11 @@ class Decision:
         return None if self.allowed or math.isinf(self.retry_after) else max(1, math.ceil(self.retry_after))
 
     @property
+    def is_ban(self) -> bool:
+        """True if a ban refuses. The used amounts don't show this."""
+        return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in self.standings)
+
+    @property
     def is_permanent_ban(self) -> bool:
         """True if a permanent ban refused."""
         return math.isinf(self.retry_after) and any(

@@ -14,18 +14,17 @@ from limitgate.gate.flow import Awaited, ConfigFlow
 from limitgate.gate.gate import Gate
 from limitgate.gate.journal import JournalFlows
 from limitgate.gate.offline import offline_gate
-from limitgate.gate.planning.compiled_rule import id_name
 from limitgate.gate.refusals import kept_keys, place_of_keys
+from limitgate.gate.refused_rules import Refusers
 from limitgate.http.client_ip import canonical
 from limitgate.http.request import ASGIRequest, Query, Request, WSGIRequest
-from limitgate.http.response import RefusalId, RefusalKey, tag_of, time_of
+from limitgate.http.response import RefusalKey, time_of
 from limitgate.http.written import asgi_scope, wsgi_environ
 from limitgate.limits.decision import Decision, Window, decide
-from limitgate.limits.plan import Charge, Plan
+from limitgate.limits.plan import Plan
 from limitgate.messages.text import listed, printable
 from limitgate.routes import NoRoutes, Routes
-from limitgate.rules.callers import DEFAULT_TIER
-from limitgate.rules.rule import Rule, RuleSet, placed_rules
+from limitgate.rules.rule import RuleSet, placed_rules
 from limitgate.rules.settings import Settings
 from limitgate.stores.base import ConfigRequest, StoredConfig
 
@@ -46,6 +45,7 @@ class Described(NamedTuple):
     routes: Routes
     request: Callable[[str, str, str, Headers], Request]
     """Takes method, raw path, address and headers."""
+    refusers: Refusers
 
 
 class Known(NamedTuple):
@@ -68,6 +68,10 @@ class Known(NamedTuple):
             return self.gate.rules.planner.routes
         return NoRoutes() if self.described is None else self.described.routes
 
+    @property
+    def refusers(self) -> Refusers:
+        return Refusers(self.rule_set(), placed_rules(), self.settings) if self.described is None else self.described.refusers
+
     def request(self, method: str, path: str, address: str, headers: Headers) -> Request:
         if self.described is not None:
             return self.described.request(method, path, address, headers)
@@ -79,10 +83,6 @@ class Known(NamedTuple):
         if self.gate is not None or not isinstance(self.routes, NoRoutes):
             return {}
         return doubts_about_buckets(found, self.rule_set())
-
-    def charges(self, rule: Rule, digest: str) -> list[Charge]:
-        key = f"{self.settings.key_prefix}:{rule.name}:{digest}"
-        return [Charge(key + bucket.suffix, bucket, 1, not rule.shadow, rule.name) for bucket in rule.buckets]
 
 
 def explaining(known: Known, query: Query) -> ConfigFlow[dict[str, Any]]:
@@ -177,9 +177,7 @@ def _windows(windows: Sequence[Window]) -> list[dict[str, Any]]:
 
 def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
     at = time_of(text)  # raises `ValueError`
-    ids = [key.read(text) for key in (yield from _keys(known))]
-    read = [(each, _candidates(known, each)) for each in ids]
-    refusal, candidates = next((each for each in read if each[1]), read[0])
+    _, candidates = known.refusers.read(text, (yield from _keys(known)))
     elapsed = time.time() - at
     ago = f"{_duration(elapsed)} ago" if elapsed >= 1 else "just now"
     words = [f"Refused at {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC, {ago}."]
@@ -191,19 +189,22 @@ def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
     bans = yield from JournalFlows(known.settings.key_prefix, known.timeout).listing()
     windows: list[dict[str, Any]] = []
     allowed = True
-    for tiers, rule in candidates:
-        limits = listed([*map(str, rule.every_limit)]) or "limits from a callable"
-        words.append(
-            f"By rule {rule.name} of tier {listed(tiers, ' and ')}: {limits}, counted by {', '.join(rule.counted_by)}."
-        )
-        charges = known.charges(rule, refusal.digest)
-        if not charges:
+    for by in candidates:
+        of_caller = "" if by.caller is None else f" of caller {printable(by.caller)}"
+        tiers, counted_by = listed(by.tiers, " and "), ", ".join(by.rule.counted_by)
+        words.append(f"By rule {by.rule.name} of tier {tiers}: {by.limits}{of_caller}, counted by {counted_by}.")
+        plan = by.plan(known.settings)
+        if not plan.charges:
             continue
-        decision = decide(Plan.look(charges), (yield Plan.look(charges), known.timeout))
+        decision = decide(plan, (yield plan, known.timeout))
+        is_certain = by.is_certain or decision.is_ban
+        if not is_certain:
+            words.append("The limits of this client are not known, because its caller may have limits of its own.")
         windows += _windows(decision.windows)
         allowed = allowed and decision.allowed
-        words.append("Now: " + _decided(decision)[0].lower() + _decided(decision)[1:])
-        keys = {charge.key for charge in charges}
+        when = "Now" if is_certain else "Under the limits of the rule"
+        words.append(f"{when}: {_decided(decision)[0].lower()}{_decided(decision)[1:]}")
+        keys = {charge.key for charge in plan.charges}
         for ban in bans:
             if keys & set(ban.keys):
                 why = f": {printable(ban.reason)}" if ban.reason else ""
@@ -221,13 +222,3 @@ def _keys(known: Known) -> ConfigFlow[list[RefusalKey]]:
     if not keys:
         raise ConfigError("the store has no key of ids under this prefix, expected the store and prefix of the service")
     return keys
-
-
-def _candidates(known: Known, refusal: RefusalId) -> list[tuple[list[str], Rule]]:
-    found: dict[int, tuple[list[str], Rule]] = {}
-    in_files = [(tier, rule) for tier, rules in known.rule_set().tiers.items() for rule in rules]
-    in_code = [(rule.tier or DEFAULT_TIER, rule) for rule in placed_rules()]
-    for tier, rule in (*in_files, *in_code):
-        if tag_of(id_name(rule)) == refusal.tag:
-            found.setdefault(id(rule), ([], rule))[0].append(tier)
-    return list(found.values())

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +331,38 @@ def test_it_explains_a_refusal_by_its_id(door: Door, own_redis: RedisServer) -> 
     found = door.ask(page, f"/explain?id={refusal}").json()
     assert found["words"][0].startswith("Refused at ")
     assert found["words"][1].startswith("By rule api of tier default: 5/second")
+
+
+def _explained(door: Door, own_redis: RedisServer, rules: Any, headers: dict[str, str]) -> str:
+    """Return what a page says of the id of a refusal by these rules."""
+    service = Door("wsgi")
+    app = _gated(service, lambda *_: None, store=own_redis.url, rules=rules)
+    refusal = [service.ask(app, "/api/x", headers=headers) for _ in range(3)][-1].json()["instance"]
+    with own_redis.client() as client:
+        until(lambda: client.exists("limitgate:refusal-ids"))
+    return " ".join(door.ask(door.page(own_redis.url, rules=rules), f"/explain?id={refusal}").json()["words"][1:])
+
+
+UNKNOWN = "The limits of this client are not known, because its caller may have limits of its own."
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("caller", "2/minute of caller acme, counted by caller. Now: it would be refused"),
+        ("ip", f"9/minute, counted by ip. {UNKNOWN} Under the limits of the rule: it would be admitted"),
+    ],
+)
+def test_a_refusal_goes_by_the_own_limits_of_its_caller(
+    door: Door, own_redis: RedisServer, tmp_path: Path, key: str, said: str
+) -> None:
+    """As the command has it. By address nobody knows whose bucket it is, so the page doesn't call the client admitted."""
+    file = tmp_path / "rules.yaml"
+    caller = f"{{id: acme, api_key: 'sha256:{sha256(b'acmes').hexdigest()}', limits: {{api: 2/minute}}}}"
+    rule = f"{{name: api, path: /api/**, key: [{key}], limits: [9/minute]}}"
+    file.write_text(f"callers:\n  - {caller}\nrules:\n  - {rule}\n")
+    words = _explained(door, own_redis, file, {"X-API-Key": "acmes"})
+    assert words.startswith(f"By rule api of tier default: {said}")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from limitgate.command.output import (
     FOUND,
     ban_in_force,
     decision_fields,
-    is_banned,
     json_option,
     print_decision,
     print_json,
@@ -171,7 +170,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "ban")
-        was_banned = is_banned(state.bucket.peek())
+        was_banned = state.bucket.peek().is_ban
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
             state.bucket.pardon(reason=reason)

@@ -72,7 +72,7 @@ def verb(
         raise click.UsageError(MISSING_STORE)
     if scheme_of(store) == "memory":
         raise click.UsageError(MEMORY_STORE)
-    known = None if asked is None else Described(asked.rules, settings, asked.routes, asked.request)
+    known = None if asked is None else Described(asked.rules, settings, asked.routes, asked.request, asked.refusers)
     secret = None if settings.secret is None else settings.secret.get_secret_value()
     shared: dict[str, Any] = {"rules": known, "key_prefix": settings.key_prefix, "secret": secret, "timeout": timeout}
     guard = this_machine if token is None else _named

@@ -6,10 +6,12 @@ import json
 import logging
 import re
 import shlex
+import sys
 import time
 import uuid
 from hashlib import sha256
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,8 @@ from click.testing import Result
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command import service
@@ -549,6 +553,25 @@ def test_an_id_whose_caller_may_have_own_limits_is_not_called_admitted(
     assert told(*own.words, "--rules", str(own.rules))["found"][0]["decision"]["limit"] == 100
     app = f"{__name__}:OF_IDENTIFY"
     assert told(*own.words, "--app", app, "--rules", str(own.rules), status=1)["found"][0]["decision"] is None
+
+
+def test_an_id_of_a_route_is_not_called_admitted_without_the_routes(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket's key has the route, so rules alone don't show whether it is the bucket of a caller with limits of its own."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, "path, caller")
+    routed = Starlette(routes=[Route("/api/{name}", lambda _: PlainTextResponse("hello"))])
+    app = LimitGate(routed, rules=own.rules, store=redis_server.url, timeout=5)
+    with TestClient(app) as client:
+        refused = [client.get("/api/x", headers={"X-API-Key": "acmes"}) for _ in range(3)][-1].json()["instance"]
+    words = "--id", refused, *own.words[2:]
+    (found,) = told(*words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], found["decision"]) == (None, None)
+    module = ModuleType("routed_app")
+    module.app = app
+    monkeypatch.setitem(sys.modules, "routed_app", module)
+    (found,) = told(*words, "--app", "routed_app:app", status=1)["found"]
+    assert (found["caller"], found["decision"]["limit"]) == ("acme", 2)
 
 
 OF_IDENTIFY = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
