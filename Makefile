@@ -39,7 +39,7 @@ test-oldest: redis
 		tests/integrations tests/outbound tests/observing tests/command --ignore tests/outbound/test_sdks.py    # SDKs need newer ones
 
 test-wheel: dist redis
-	@scripts/test-wheel $(PYTHON) -n 2 --dist loadfile
+	@scripts/test-wheel $(PYTHON) -n 4 --dist worksteal
 
 check: .venv/dev
 	$(BIN)/ruff check .

@@ -56,6 +56,8 @@ class Case(NamedTuple):
 _STARLETTE, _STARLETTE_CROWDED, _WSGI, _EXAMPLE = "Starlette", "Starlette, 32 at once", "a WSGI application", "README's routes"
 _FLASK = "Flask"
 _KEYED, _KEYED_CROWDED = "Starlette, clients with keys", "Starlette, clients with keys, 32 at once"
+IN_MEMORY = [f"ASGI, memory, {name}" for name in options() if name != PLAIN]
+"""The cases of options in memory, of which tests/test_path.py counts the calls."""
 BARE: Mapping[str, str] = {
     "ASGI, memory": _STARLETTE,
     "ASGI, Redis, 1 at once": _STARLETTE,
@@ -71,7 +73,7 @@ BARE: Mapping[str, str] = {
     "ASGI, memory, observed": _STARLETTE,
     "ASGI, memory, refused, observed": "",
     "Flask, memory": _FLASK,
-    **{f"ASGI, memory, {name}": _KEYED for name in options() if name != PLAIN},
+    **dict.fromkeys(IN_MEMORY, _KEYED),
     **{f"ASGI, Redis, 32 at once, {name}": _KEYED_CROWDED for name in ON_REDIS},
 }
 """The cases that are kept, each with the one that is taken off; "" for none, where no application is reached."""
@@ -124,13 +126,14 @@ def cases(url: str, crowd_of: Crowds) -> Mapping[str, Case]:
 
 
 def main() -> None:
-    """Answer every case's requests, between marks."""
-    url, library, times = sys.argv[1:]
+    """Answer every case's requests, or those of the named cases, between marks."""
+    url, library, times, *names = sys.argv[1:]
+    chosen = {each for name in names or BARE for each in (name, BARE[name])}
     marks = CDLL(library)
     # What is off a request's way isn't counted: clocks that go by looks would have snapshots written all the time.
     Publisher.start = lambda _: None  # type: ignore[assignment, method-assign]
     with Crowds() as crowd_of:
-        prepared = {name: (case, cycle(range(CLIENTS))) for name, case in cases(url, crowd_of).items()}
+        prepared = {name: (case, cycle(range(CLIENTS))) for name, case in cases(url, crowd_of).items() if name in chosen}
         for case, numbers in prepared.values():
             case.crowd(islice(numbers, CLIENTS), case.concurrency)
         gc.collect()

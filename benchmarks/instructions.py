@@ -94,13 +94,13 @@ def risen(before: Counts, now: Counts) -> list[str]:
     ]
 
 
-def counted(times: int = TIMES) -> dict[str, int]:
-    """Run every case so many times under callgrind and work out its count."""
+def counted(times: int = TIMES, names: Iterable[str] = ()) -> dict[str, int]:
+    """Run every case, or those of these names, so many times under callgrind and work out its count."""
     with tempfile.TemporaryDirectory(prefix="limitgate-count-") as name, own_server() as server:
         folder = Path(name)
         marks, out = folder / "marks.so", folder / "out"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", marks, ROOT / "benchmarks" / "marks.c"], check=True)
-        program = [sys.executable, "-m", "benchmarks.counted", server.url, str(marks), str(times)]
+        program = [sys.executable, "-m", "benchmarks.counted", server.url, str(marks), str(times), *names]
         done = subprocess.run([*_fixed(marks, out), *program], cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"callgrind ended with {done.returncode}: {done.stderr}")

@@ -128,7 +128,7 @@ def suite(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         python = environment(cell, interpreter(cell, version), "pip", "--editable", ".[dev]")
-        output = call(cell, python, "-m", "pytest", "-n", "auto", "--dist", "worksteal", "-m", "not alone")
+        output = call(cell, python, "-m", "pytest", "-n", "4", "--dist", "worksteal", "-m", "not alone")
         return counted(output) + "; alone: " + counted(call(cell, python, "-m", "pytest", "-m", "alone"))
 
     return run
