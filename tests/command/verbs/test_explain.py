@@ -560,6 +560,7 @@ def test_an_id_of_a_route_is_not_called_admitted_without_the_routes(
 ) -> None:
     """The bucket's key has the route, so rules alone don't show whether it is the bucket of a caller with limits of its own."""
     own = Own(redis_server.url, tmp_path, monkeypatch, "path, caller")
+    own.rules.write_text(own.rules.read_text().replace("api: 2/minute", "x: 2/minute").replace("name: api", "name: x"))
     routed = Starlette(routes=[Route("/api/{name}", lambda _: PlainTextResponse("hello"))])
     app = LimitGate(routed, rules=own.rules, store=redis_server.url, timeout=5)
     with TestClient(app) as client:
