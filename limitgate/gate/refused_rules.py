@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
@@ -53,6 +54,8 @@ class Refusers(NamedTuple):
     settings: Settings
     templates: Callable[[Rule], Sequence[str]] | None = None
     """Returns the templates of the routes that a rule applies to; None if the routes are unknown."""
+    most_keys: float = math.inf
+    """Maximum of keys to compare for a rule. With more, the caller and its own limits stay unknown."""
 
     def read(self, text: str, keys: Iterable[RefusalKey]) -> tuple[RefusalId, list[RefusedRule]]:
         """Decrypt an id by the key that makes it the id of a rule, or by the first key.
@@ -79,22 +82,24 @@ class Refusers(NamedTuple):
 
     def _limits(self, rule: Rule, tiers: Sequence[str], key: str) -> tuple[Sequence[Bucket], str | None, bool]:
         of_tiers = [each for each in self.rules.listed_callers if self._tier(each) in tiers]
-        identifying = [each for each in of_tiers if _identifies(rule, each)]
-        for entry in identifying:
-            if key in self._keys(rule, entry):
+        keys = self._keys(rule)
+        are_few = len(of_tiers) * keys.each <= self.most_keys
+        others = False
+        for entry in of_tiers:
+            is_compared = are_few and _identifies(rule, entry)
+            if is_compared and key in keys.of(entry, self._tier(entry)):
                 own = entry.limits.get(rule.name)
                 if own is None:
                     return rule.buckets, entry.id, bool(rule.buckets)
                 with suppress(ConfigError):
                     return rule.having_limits(own).buckets, entry.id, True
-        excluded = [] if self.templates is None and rule.key_asks("path") else identifying
-        others = [each for each in of_tiers if each not in excluded and rule.name in each.limits]
+            others = others or (rule.name in entry.limits and not (is_compared and keys.are_all))
         return rule.buckets, None, bool(rule.buckets) and self.settings.identify is None and not others
 
     def _tier(self, entry: KnownCaller) -> str:
         return entry.tier if entry.tier in self.rules.tiers else DEFAULT_TIER
 
-    def _keys(self, rule: Rule, entry: KnownCaller) -> Iterator[str]:
+    def _keys(self, rule: Rule) -> _Keys:
         settings, rules = self.settings, self.rules
         compiled = CompiledRule(
             rule,
@@ -109,14 +114,34 @@ class Refusers(NamedTuple):
         identities = Identities(
             rules.callers, proxies, rules.tiers, identifies=False, api_key_header="", ipv6_prefix=settings.ipv6_prefix
         )
-        routes = [*self.templates(rule), None] if self.templates is not None and rule.key_asks("path") else [None]
+        by_route = rule.key_asks("path")
+        routes = [*self.templates(rule), None] if self.templates is not None and by_route else [None]
         methods = METHODS if rule.key_asks("method") else ("GET",)
-        caller = Caller(entry.id, self._tier(entry), entry.limits)
-        for route, method in product(routes, methods):
-            subject = _ListedSubject(DescribedRequest.of_client(None, method, {}, None), caller, caller.tier, identities)
+        return _Keys(compiled, identities, routes, methods, are_all=self.templates is not None or not by_route)
+
+
+class _Keys(NamedTuple):
+    """The keys of one rule that a listed caller may have."""
+
+    compiled: CompiledRule
+    identities: Identities
+    routes: Sequence[str | None]
+    methods: Sequence[str]
+    are_all: bool
+    """False if the routes are unknown."""
+
+    @property
+    def each(self) -> int:
+        """Number of keys of one caller."""
+        return len(self.routes) * len(self.methods)
+
+    def of(self, entry: KnownCaller, tier: str) -> Iterator[str]:
+        caller = Caller(entry.id, tier, entry.limits)
+        for route, method in product(self.routes, self.methods):
+            subject = _ListedSubject(DescribedRequest.of_client(None, method, {}, None), caller, tier, self.identities)
             subject.listed_key = None if entry.api_key is None else entry.api_key.removeprefix("sha256:").lower()
             subject.route = route
-            yield compiled.key_of(subject)
+            yield self.compiled.key_of(subject)
 
 
 _FIXED = frozenset({"path", "method", "tier", "global"})

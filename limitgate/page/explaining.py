@@ -35,6 +35,8 @@ _NO_RULES = (
 )
 _ROUTES = "limitgate page --app MODULE:APP, which knows the routes, or the page in the application"
 _LONGEST = 4096
+_MOST_KEYS = 2_000
+"""The page compares keys on the application's event loop: about 20 ms for so many."""
 
 
 class Described(NamedTuple):
@@ -70,7 +72,9 @@ class Known(NamedTuple):
 
     @property
     def refusers(self) -> Refusers:
-        return Refusers(self.rule_set(), placed_rules(), self.settings) if self.described is None else self.described.refusers
+        if self.described is not None:
+            return self.described.refusers
+        return Refusers(self.rule_set(), placed_rules(), self.settings, most_keys=_MOST_KEYS)
 
     def request(self, method: str, path: str, address: str, headers: Headers) -> Request:
         if self.described is not None:

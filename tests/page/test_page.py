@@ -16,6 +16,7 @@ import pytest
 from example_app import main, wsgi as example_wsgi
 from limitgate import ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
+from limitgate.gate import refused_rules
 from limitgate.gate.flow import run
 from limitgate.gate.journal import Journal, JournalFlows
 from limitgate.page import Page, PageWSGI, this_machine
@@ -363,6 +364,19 @@ def test_a_refusal_goes_by_the_own_limits_of_its_caller(
     file.write_text(f"callers:\n  - {caller}\nrules:\n  - {rule}\n")
     words = _explained(door, own_redis, file, {"X-API-Key": "acmes"})
     assert words.startswith(f"By rule api of tier default: {said}")
+
+
+def test_a_refusal_is_not_compared_with_thousands_of_callers(
+    door: Door, own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page shares the event loop of the application."""
+    file = tmp_path / "rules.yaml"
+    callers = [f"  - {{id: c{number}, api_key: 'sha256:{number:064}', limits: {{api: 2/minute}}}}" for number in range(2_001)]
+    rule = "{name: api, path: /api/**, key: [caller|ip], limits: [2/minute]}"
+    file.write_text("\n".join(["callers:", *callers, "rules:", f"  - {rule}"]))
+    monkeypatch.setattr(refused_rules, "_identifies", None)
+    words = _explained(door, own_redis, file, {})
+    assert UNKNOWN in words
 
 
 @pytest.mark.parametrize(

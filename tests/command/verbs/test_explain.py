@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -26,6 +27,8 @@ from starlette.testclient import TestClient
 from limitgate import Caller, LimitGate, LimitGateWSGI, Request, Rule
 from limitgate.command import service
 from limitgate.command.group import limitgate
+from limitgate.gate import refused_rules
+from limitgate.gate.planning.compiled_rule import CompiledRule
 from limitgate.http.response import RefusalKey
 from tests.support.command_line import CliRunner
 from tests.support.doors import WSGISite, until, wsgi_reply
@@ -573,6 +576,19 @@ def test_an_id_of_a_route_is_not_called_admitted_without_the_routes(
     monkeypatch.setitem(sys.modules, "routed_app", module)
     (found,) = told(*words, "--app", "routed_app:app", status=1)["found"]
     assert (found["caller"], found["decision"]["limit"]) == ("acme", 2)
+
+
+def test_an_id_is_compared_with_thousands_of_callers(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is the same for all of them is worked out once: for each of them, 8,000 took 100 s."""
+    own = Own(redis_server.url, tmp_path, monkeypatch, "caller")
+    listed = [f"  - {{id: c{number}, api_key: 'sha256:{number:064}', limits: {{api: 3/day}}}}" for number in range(1_000)]
+    own.rules.write_text(own.rules.read_text().replace("callers:", "\n".join(["callers:", *listed])))
+    compiled = Mock(wraps=CompiledRule)
+    monkeypatch.setattr(refused_rules, "CompiledRule", compiled)
+    (found,) = told(*own.words, "--rules", str(own.rules), status=1)["found"]
+    assert (found["caller"], compiled.call_count) == ("acme", 1)
 
 
 OF_IDENTIFY = LimitGate(PlainTextResponse("hello"), rules=RULES, identify=known)
