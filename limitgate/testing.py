@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from threading import Event, RLock
+from threading import Event, RLock, local
 from types import TracebackType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from limitgate.algorithms import holds
 from limitgate.errors import called_as
 from limitgate.gate.planning.cardinality import CardinalityGuard
-from limitgate.gate.slot_keeper import RENEW, SlotKeeper
+from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.limits.limit import Duration, as_seconds
 from limitgate.limits.plan import BucketReading, Plan, Reading
 from limitgate.messages.text import lacking
@@ -92,10 +92,13 @@ class FrozenClock:
         self._now = self._began = _unix_us(at)
         self._monotonic = self._reached = waiting.monotonic()
         self._lock = RLock()
+        self._ahead = local()
+        """``now`` of the thread that advances the clock."""
 
     def __call__(self) -> int:
         """Unix µs."""
-        return self._now
+        now: int = getattr(self._ahead, "now", self._now)
+        return now
 
     def __repr__(self) -> str:
         return f"FrozenClock({self.now!r})"
@@ -151,12 +154,19 @@ class FrozenClock:
         return loop.call_soon(call)
 
     def _go_on_to(self, due: int) -> None:
-        while self._now < due:
-            kept = [(_in_memory(keeper.store), keeper.held) for keeper in living(SlotKeeper)]
-            held = [(store, charges) for store, charges in kept if store is not None and charges]
-            self._now = min(due, self._now + round(RENEW * _SECOND)) if held else due
-            for store, charges in held:
-                store.spend(Plan.adjust([charge.renewed() for charge in charges]))
+        if due <= self._now:
+            return
+        # Slots are renewed before other threads see the new time, else one of them could take an expired slot.
+        self._ahead.now = due
+        try:
+            for keeper in living(SlotKeeper):
+                charges = keeper.held
+                store = _in_memory(keeper.store) if charges else None
+                if store is not None:
+                    store.spend(Plan.adjust([charge.renewed() for charge in charges]))
+            self._now = due
+        finally:
+            del self._ahead.now
 
 
 def _rounded_up(seconds: float) -> int:

@@ -215,7 +215,7 @@ def main() -> None:
             check_typing(next(file for file in files if file.suffix == ".whl"), Path(environment) / "venv")
             print("types: complete")
         if not quick:
-            run(ROOT / "scripts" / "test-wheel", sys.executable, "-n", "2", "--dist", "loadfile")
+            run(ROOT / "scripts" / "test-wheel", sys.executable, "-n", "4", "--dist", "worksteal")
             print("tests of the sdist against the wheel: passed")
         sums = "".join(f"{digest(file)}  {file.name}\n" for file in files)
         (dist / "SHA256SUMS").write_text(sums)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -769,6 +770,26 @@ def test_slots_in_flight_stay_taken() -> None:
             with pytest.raises(RateLimited), limiter.slot("key", 1):
                 pass
         with limiter.slot("key", 1):
+            pass
+
+
+def test_slots_in_flight_are_renewed_once_however_far_the_clock_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the new time, which other threads see when that is done. In steps of a renewal, ten years would take minutes."""
+    spend = MemoryStore.spend
+    seen: list[tuple[int, int]] = []
+
+    def noting(store: MemoryStore, *rest: Any) -> Any:
+        with ThreadPoolExecutor(1) as other:
+            seen.append((clock(), other.submit(clock).result()))
+        return spend(store, *rest)
+
+    with frozen(1_700_000_000) as clock, Limiter("memory://") as limiter, limiter.slot("key", 1):
+        monkeypatch.setattr(MemoryStore, "spend", noting)
+        clock.advance(3_650 * 86_400)
+        monkeypatch.undo()
+        assert seen == [(2_015_360_000_000_000, 1_700_000_000_000_000)]
+        assert clock() == 2_015_360_000_000_000
+        with pytest.raises(RateLimited), limiter.slot("key", 1):
             pass
 
 
