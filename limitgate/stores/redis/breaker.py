@@ -102,6 +102,9 @@ class Breaker:
             self._in_a_row += 1
             self._failure = message, error.fault
             if not self.is_closed:
+                if self.state == "half-open":
+                    self.is_probing(now)
+                    self._began_late = False
                 if not self._told_nothing:
                     self._holds_until = max(self._holds_until, now + self._pause)
                 return False
@@ -129,7 +132,8 @@ class Breaker:
             began, self._probe_began = now if self._probe_began is None else self._probe_began, None
             pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
             due_at = max(now, began + pause * CHANCE.uniform(0.5, 1.0))
-            self._holds_until = -math.inf if self._told_nothing else due_at + LATE
+            stood_still = self._told_nothing or (now > self._holds_until and not self._began_late)
+            self._holds_until = -math.inf if stood_still else due_at + LATE
             self._told_nothing = False
         return due_at - now
 

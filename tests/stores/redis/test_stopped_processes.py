@@ -106,6 +106,21 @@ def test_a_probe_that_was_stopped_tells_nothing() -> None:
     assert knows(breaker, clock)
 
 
+@pytest.mark.parametrize("stops", ["before its failure is noted", "before the next one is due"])
+def test_a_process_that_stops_while_a_probe_ends_sends_requests(stops: str) -> None:
+    """The failure is old when the process goes on. It counted as new, and a request was refused by it."""
+    clock, breaker = Stepped(), an_open_breaker()
+    clock.now += breaker.pause_before_probe(clock.now) or 0.0
+    breaker.begin_probe(clock.now)
+    clock.now += OVERDUE if stops == "before its failure is noted" else 0.001
+    breaker.failed(FAILURE, clock.now)
+    clock.now += OVERDUE if stops == "before the next one is due" else 0.001
+    breaker.pause_before_probe(clock.now)
+    assert not knows(breaker, clock)
+    breaker.failed(FAILURE, clock.now)
+    assert knows(breaker, clock)
+
+
 def ends(door: AsyncDoor, asked: Plan, times: int, pause: float = 0.0) -> list[bool | str]:
     """What becomes of requests, between which the event loop does not run."""
     found: list[bool | str] = []

@@ -168,7 +168,6 @@ class Node:
         try:
             self._connections.give(self._connections.take(connecting, by_looking=True))
         except StoreError as error:
-            breaker.is_probing(monotonic())
             self._note(error)
         else:
             if breaker is self._server.breaker:
