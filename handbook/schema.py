@@ -12,7 +12,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-import limitgate
 from handbook.fields import docstrings
 from handbook.reference import LIMIT_COST
 from limitgate import Limit, Rule
@@ -25,7 +24,7 @@ from limitgate.rules.files import Expected, Given
 from limitgate.rules.options import HIGHEST_GROWTH, LONGEST_S, MOST_REFUSALS, PARTS, Ban, ChargeIf
 from limitgate.rules.rule import MAX_DELAY
 
-FILE = Path(limitgate.__file__).parent / "rules" / "schema.json"
+FILE = Path(__file__).parent.parent / "limitgate" / "rules" / "schema.json"
 
 Schema = dict[str, Any]
 

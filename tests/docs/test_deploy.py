@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import getsource
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +20,6 @@ import pytest
 import yaml
 
 from handbook import dashboard
-from limitgate.fleet import exporter
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.observing.instruments import INSTRUMENTS, Instrument
 from tests.support.doors import PATIENCE, PROCESS_PATIENCE, until, uvicorn_process
@@ -30,7 +28,7 @@ from tests.support.markdown import ROOT, rows
 DEPLOY = ROOT / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 TESTS = DEPLOY / "prometheus" / "alerts.test.yml"
-OF_THE_EXPORTER = set(re.findall(r'"(limitgate_fleet_\w+)"', getsource(exporter)))
+OF_THE_EXPORTER = set(re.findall(r'"(limitgate_fleet_\w+)"', (ROOT / "limitgate/fleet/exporter.py").read_text()))
 """Figures about the exporter itself. They have no labels."""
 promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool: `make promtool` installs Debian's")
 
