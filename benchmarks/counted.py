@@ -57,7 +57,7 @@ _STARLETTE, _STARLETTE_CROWDED, _WSGI, _EXAMPLE = "Starlette", "Starlette, 32 at
 _FLASK = "Flask"
 _KEYED, _KEYED_CROWDED = "Starlette, clients with keys", "Starlette, clients with keys, 32 at once"
 IN_MEMORY = [f"ASGI, memory, {name}" for name in options() if name != PLAIN]
-"""The cases of options in memory, of which tests/test_path.py counts the calls."""
+"""Cases of options in memory. tests/test_path.py counts their calls."""
 BARE: Mapping[str, str] = {
     "ASGI, memory": _STARLETTE,
     "ASGI, Redis, 1 at once": _STARLETTE,

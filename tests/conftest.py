@@ -98,10 +98,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def _import_a_share_first(config: pytest.Config, worker: dict[str, Any]) -> None:
-    """Let each of xdist's workers begin with other modules: those that one has compiled, the others read.
+    """Let each xdist worker start with different modules, so that each module is compiled once.
 
-    Pytest compiles modules of tests itself, for its messages about failed assertions. In a new checkout every worker would
-    compile all of them at the same time.
+    Pytest compiles test modules itself, for its messages about failed assertions. In a new checkout, all workers would compile
+    all modules.
     """
     if config.args != config.getini("testpaths"):
         return

@@ -1,6 +1,6 @@
 """Finds the clients of a bucket in logs.
 
-A service's log has ids. An access log has clients and paths, from which keys are computed.
+A service's log has ids. Keys are computed from the clients and paths of an access log.
 """
 
 from __future__ import annotations

@@ -30,9 +30,11 @@ class _Refused(NamedTuple):
     by: RefusedRule
     decision: Decision | None
     """Current state; None without a store, or for callable limits."""
-    is_certain: bool
-    """False if the client may have other limits."""
     ban: Ban | None
+
+    @property
+    def is_certain(self) -> bool:
+        return self.by.is_certain_of(self.decision)
 
 
 class _Resolved(NamedTuple):
@@ -71,16 +73,15 @@ def resolve(text: str, asked: Service, logs: Sequence[str], *, timeout: float) -
 
 _FIRST = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
 _AHEAD = 2 * 366 * 86_400
-"""Seconds by which an id's time may be ahead of this clock."""
+"""An id's time may be this many seconds ahead of this clock."""
 
 
 def _standing(store: SyncStore | None, timeout: float, bans: Sequence[Ban], by: RefusedRule, asked: Service) -> _Refused:
     plan = by.plan(asked.settings)
     decision = decide(plan, store.spend(plan, timeout)) if store is not None and plan.charges else None
-    is_certain = by.is_certain or (decision is not None and decision.is_ban)
     charged = {charge.key for charge in plan.charges}
     ban = next((ban for ban in bans if charged & set(ban.keys)), None)
-    return _Refused(by, decision, is_certain, ban)
+    return _Refused(by, decision, ban)
 
 
 def _kept_keys(store: SyncConfigStore | None, key_prefix: str, timeout: float) -> list[RefusalKey]:

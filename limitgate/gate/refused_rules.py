@@ -15,6 +15,7 @@ from limitgate.http.client_ip import TrustedProxies
 from limitgate.http.request import DescribedRequest
 from limitgate.http.response import RefusalId, RefusalKey, tag_of
 from limitgate.limits.bucket import Bucket
+from limitgate.limits.decision import Decision
 from limitgate.limits.plan import Charge, Plan
 from limitgate.messages.text import listed
 from limitgate.routes.overview import METHODS
@@ -38,6 +39,10 @@ class RefusedRule(NamedTuple):
     @property
     def limits(self) -> str:
         return listed([str(limit) for bucket in self.buckets for limit in bucket.limits]) or "limits from a callable"
+
+    def is_certain_of(self, decision: Decision | None) -> bool:
+        """Return True if other limits can't change this decision. A ban refuses under any limits."""
+        return self.is_certain or (decision is not None and decision.is_ban)
 
     def plan(self, settings: Settings) -> Plan:
         """Return the plan that reads the bucket."""

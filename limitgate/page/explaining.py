@@ -36,7 +36,7 @@ _NO_RULES = (
 _ROUTES = "limitgate page --app MODULE:APP, which knows the routes, or the page in the application"
 _LONGEST = 4096
 _MOST_KEYS = 2_000
-"""The page compares keys on the application's event loop: about 20 ms for so many."""
+"""The page compares keys on the application's event loop, 2,000 in about 20 ms."""
 
 
 class Described(NamedTuple):
@@ -201,7 +201,7 @@ def _explaining_id(known: Known, text: str) -> ConfigFlow[dict[str, Any]]:
         if not plan.charges:
             continue
         decision = decide(plan, (yield plan, known.timeout))
-        is_certain = by.is_certain or decision.is_ban
+        is_certain = by.is_certain_of(decision)
         if not is_certain:
             words.append("The limits of this client are not known, because its caller may have limits of its own.")
         windows += _windows(decision.windows)

@@ -335,7 +335,7 @@ def test_it_explains_a_refusal_by_its_id(door: Door, own_redis: RedisServer) -> 
 
 
 def _explained(door: Door, own_redis: RedisServer, rules: Any, headers: dict[str, str]) -> str:
-    """Return what a page says of the id of a refusal by these rules."""
+    """Return the page's words about the id of a refusal by these rules."""
     service = Door("wsgi")
     app = _gated(service, lambda *_: None, store=own_redis.url, rules=rules)
     refusal = [service.ask(app, "/api/x", headers=headers) for _ in range(3)][-1].json()["instance"]
@@ -357,7 +357,7 @@ UNKNOWN = "The limits of this client are not known, because its caller may have 
 def test_a_refusal_goes_by_the_own_limits_of_its_caller(
     door: Door, own_redis: RedisServer, tmp_path: Path, key: str, said: str
 ) -> None:
-    """As the command has it. By address nobody knows whose bucket it is, so the page doesn't call the client admitted."""
+    """As the command does. A key by address doesn't show the caller, so the page doesn't call the client admitted."""
     file = tmp_path / "rules.yaml"
     caller = f"{{id: acme, api_key: 'sha256:{sha256(b'acmes').hexdigest()}', limits: {{api: 2/minute}}}}"
     rule = f"{{name: api, path: /api/**, key: [{key}], limits: [9/minute]}}"

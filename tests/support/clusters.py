@@ -77,7 +77,7 @@ def _template_of(charges: Sequence[Charge]) -> PlanTemplate | None:
 
 
 MOVED = range(100, 200)
-"""Slots for tests that move them. `keys_on` has no keys there: a slot with a stranger's key cannot be given away."""
+"""Slots for tests that move them. `keys_on` skips them, because a slot with another test's key can't be given away."""
 
 
 def slot_of(key: str) -> int:

@@ -581,7 +581,7 @@ def test_an_id_of_a_route_is_not_called_admitted_without_the_routes(
 def test_an_id_is_compared_with_thousands_of_callers(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is the same for all of them is worked out once: for each of them, 8,000 took 100 s."""
+    """The rule is compiled once, not for each caller: 8,000 callers took 100 s."""
     own = Own(redis_server.url, tmp_path, monkeypatch, "caller")
     listed = [f"  - {{id: c{number}, api_key: 'sha256:{number:064}', limits: {{api: 3/day}}}}" for number in range(1_000)]
     own.rules.write_text(own.rules.read_text().replace("callers:", "\n".join(["callers:", *listed])))

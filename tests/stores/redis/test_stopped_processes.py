@@ -108,7 +108,7 @@ def test_a_probe_that_was_stopped_tells_nothing() -> None:
 
 @pytest.mark.parametrize("stops", ["before its failure is noted", "before the next one is due"])
 def test_a_process_that_stops_while_a_probe_ends_sends_requests(stops: str) -> None:
-    """The failure is old when the process goes on. It counted as new, and a request was refused by it."""
+    """The failure is old by then, so it doesn't refuse requests."""
     clock, breaker = Stepped(), an_open_breaker()
     clock.now += breaker.pause_before_probe(clock.now) or 0.0
     breaker.begin_probe(clock.now)
