@@ -36,6 +36,14 @@ FORKY = {
 }
 """Packages of the next Debian release."""
 OF_STORES = ["tests/stores", "tests/limiter", "tests/llm"]
+OF_UNITS = [f"tests/{folder}" for folder in ("algorithms", "limits", "http", "rules", "gate", "process", "stores")]
+TOOLS = (
+    "--prefer-binary --editable . pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx httpx2"
+    " flask[async] freezegun http-sf trio uvicorn fastapi requests aiohttp django djangorestframework time-machine"
+    " prometheus-client"
+)
+"""What the tests of units need. The newest versions have builds for more versions of Python than the pinned ones."""
+PLAIN = ["-W", "ignore::DeprecationWarning"]
 TIMEOUT = 5400
 """Seconds for a cell."""
 
@@ -138,16 +146,20 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
     """Run the unit tests with what can be installed: some pinned tools have no build for the version yet."""
 
     def run(cell: Cell) -> str:
-        wanted = "pytest pytest-xdist hypothesis jsonschema click rich packaging starlette httpx httpx2 flask[async] freezegun"
-        wanted += (
-            " http-sf trio uvicorn fastapi requests aiohttp django djangorestframework time-machine hiredis prometheus-client"
-        )
-        python = environment(cell, interpreter(cell, version), "--prefer-binary", "--editable", ".", *wanted.split())
-        folders = "tests/algorithms tests/limits tests/http tests/rules tests/gate tests/process tests/stores"
-        options = "-n auto --quick -W ignore::DeprecationWarning"
-        return counted(call(cell, python, "-m", "pytest", *options.split(), *folders.split()))
+        python = environment(cell, interpreter(cell, version), *TOOLS.split(), "hiredis")
+        return counted(call(cell, python, "-m", "pytest", "-n", "auto", "--quick", *PLAIN, *OF_UNITS))
 
     return run
+
+
+def free_threaded(cell: Cell) -> str:
+    """Run the tests of units and stores without the GIL. hiredis is left out, because it turns the GIL on."""
+    if not Path("/usr/lib/apt/apt-helper").exists() or shutil.which("gcc") is None:
+        raise UnavailableError("needs Debian's apt and gcc")
+    built = call(cell, ROOT / "scripts" / "free-threaded.sh").strip().splitlines()[-1]
+    python = environment(cell, Path(built), *TOOLS.split())
+    options = "-n", "4", "--dist", "worksteal", "-m", "not alone"
+    return counted(call(cell, python, "-m", "pytest", *options, *PLAIN, *OF_UNITS, "tests/limiter", PYTHON_GIL="0"))
 
 
 def oldest(cell: Cell) -> str:
@@ -247,15 +259,6 @@ def status_of(url: str) -> int:
         return error.code
 
 
-def not_run(why: str) -> Callable[[Cell], str]:
-    """Make a cell that never runs here."""
-
-    def run(_: Cell) -> str:
-        raise UnavailableError(why)
-
-    return run
-
-
 ASGI, WSGI = "example_app.main:app", "example_app.wsgi:app"
 CELLS = [
     Cell("python-3.11", "CPython 3.11, all tests", suite("3.11")),
@@ -263,7 +266,7 @@ CELLS = [
     Cell("python-3.13", "CPython 3.13, all tests", suite("3.13")),
     Cell("python-3.14", "CPython 3.14, all tests", suite("3.14")),
     Cell("python-3.15", "CPython 3.15, unit tests", unit_tests("3.15")),
-    Cell("free-threaded", "CPython 3.14t", not_run("no free-threaded build in any registry that we use")),
+    Cell("free-threaded", "CPython 3.14t, tests of units and stores", free_threaded),
     Cell("oldest", "the oldest version of each dependency", oldest),
     Cell("redis-6.2", "Redis 6.2, tests of stores", store(of_wheel)),
     Cell("redis-7.0", "Redis 7.0, tests of stores", store(of_path)),
