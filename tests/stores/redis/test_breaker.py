@@ -27,6 +27,8 @@ from tests.support.threads import Began
 
 PATIENT = 20.0
 """Seconds within which a store finds Redis again however busy the machine is; how long it pauses is a matter of `Breaker`."""
+HASTY = 0.05
+"""Seconds that a request waits for a Redis that is frozen anyway."""
 FAILURE = StoreError("no answer", "timeout")
 
 
@@ -78,8 +80,8 @@ def it(request: pytest.FixtureRequest, own_redis: RedisServer) -> Iterator[Store
         yield store
 
 
-def fail(it: Store, times: int = FAILURES) -> None:
-    assert None not in [it.fault() for _ in range(times)]
+def fail(it: Store, times: int = FAILURES, timeout: float = 0.2) -> None:
+    assert None not in [it.fault(timeout) for _ in range(times)]
 
 
 def until(it: Store, true: Callable[[], bool]) -> None:
@@ -172,7 +174,7 @@ def test_the_applications_own_chance_is_left_alone() -> None:
 def test_requests_do_not_wait_for_a_frozen_redis(it: Store, own_redis: RedisServer) -> None:
     """After a few requests have waited in vain, the others fail at once."""
     with own_redis.frozen():
-        fail(it)
+        fail(it, timeout=HASTY)
         assert not it.store.healthy
         begun = time.monotonic()
         fail(it, 100)
@@ -193,8 +195,8 @@ def test_redis_is_found_again_while_nobody_asks(it: Store, own_redis: RedisServe
 def test_a_thawed_redis_is_found_again(it: Store, own_redis: RedisServer) -> None:
     """However long it was frozen."""
     with own_redis.frozen():
-        fail(it)
-        it.idle(2)
+        fail(it, timeout=HASTY)
+        it.idle(1.5)
     until(it, lambda: it.store.healthy)
     assert it.fault(5) is None
 
@@ -275,7 +277,7 @@ def test_one_probe_at_a_time(it: Store, own_redis: RedisServer) -> None:
     """While Redis is frozen, no more than one connection at a time is on its way to it."""
     began = Began()
     with own_redis.frozen():
-        fail(it, 4 * FAILURES)
+        fail(it, 4 * FAILURES, HASTY)
         for _ in range(20):
             it.idle(0.05)
             assert began.names().count("limitgate-probe") <= 1
@@ -322,9 +324,9 @@ def test_where_no_thread_can_be_started_requests_look_for_redis(
     with contextlib.closing(Store(own_redis.url)) as it:
         assert it.fault(5) is None
         with own_redis.frozen():
-            fail(it, FAILURES - 1)
+            fail(it, FAILURES - 1, HASTY)
             monkeypatch.setattr(threading.Thread, "start", refused)
-            fail(it, 1)
+            fail(it, 1, HASTY)
             for _ in range(200):
                 it.fault(0.05)
             assert not it.store.healthy

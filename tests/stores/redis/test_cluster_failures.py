@@ -23,7 +23,7 @@ from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnec
 from tests.stores.test_stores import Door, attempts
 from tests.support.clusters import KINDS, charge, ends, key_on, keys_on, plan, settled, slot_of, tagged, used
 from tests.support.crowds import begin, ends as crowd_ends
-from tests.support.doors import ASGISite, WSGISite
+from tests.support.doors import SITES
 from tests.support.proxy import PATIENT, in_a_loop
 from tests.support.redis_cluster import RedisCluster, eventually
 from tests.support.redis_server import free_port
@@ -52,6 +52,13 @@ def open_door(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator
 @pytest.fixture
 def door(open_door: Callable[..., Door]) -> Door:
     return open_door(local_refusals=False)
+
+
+@pytest.fixture
+def doors(cluster: RedisCluster) -> Iterator[list[Door]]:
+    """Stores of both kinds, for tests that kill a node: it takes two seconds to come back."""
+    with contextlib.ExitStack() as opened:
+        yield [opened.enter_context(contextlib.closing(kind(cluster.url))) for kind in KINDS.values()]
 
 
 @contextlib.contextmanager
@@ -121,15 +128,18 @@ def test_a_dead_node_concerns_its_own_buckets(
     assert settled(door, lambda: used(door, here, third) == [22, 22])
 
 
-def test_the_first_failures_concern_no_other_buckets_either(door: Door, cluster: RedisCluster) -> None:
+def test_the_first_failures_concern_no_other_buckets_either(doors: list[Door], cluster: RedisCluster) -> None:
     """Where a connection is refused, the error names the buckets that failed from the first time on."""
-    here, there = charge(key_on(0), "900/day"), charge(key_on(1), "900/day")
-    door.spend(plan(here, there))
+    asked = [(door, charge(key_on(0), "900/day"), charge(key_on(1), "900/day")) for door in doors]
+    for door, here, there in asked:
+        door.spend(plan(here, there))
     with without(cluster, 1):
-        errors = [failure(door, plan(here, there)) for _ in range(4)]
-        assert [error.keys for error in errors] == [{there.key}] * 4
-        assert settled(door, lambda: used(door, here) == [1])
-    assert back(door, plan(here, there)) < BACK_WITHIN
+        for door, here, there in asked:
+            errors = [failure(door, plan(here, there)) for _ in range(4)]
+            assert [error.keys for error in errors] == [{there.key}] * 4
+            assert settled(door, lambda door=door, here=here: used(door, here) == [1])
+    for door, here, there in asked:
+        assert back(door, plan(here, there)) < BACK_WITHIN
 
 
 def test_a_frozen_node_that_was_never_reached_starves_no_other(cluster: RedisCluster) -> None:
@@ -223,32 +233,39 @@ def test_what_cannot_be_given_back_is_counted_and_drains(door: Door, cluster: Re
     assert back(door, plan(taken), plan(late)) < BACK_WITHIN
 
 
-def test_leases_go_back_to_nodes_that_live(open_door: Callable[..., Door], cluster: RedisCluster) -> None:
+def test_leases_go_back_to_nodes_that_live(doors: list[Door], cluster: RedisCluster) -> None:
     """What was taken in advance of buckets on several nodes goes back to those that answer, though one of them is dead."""
-    door = open_door()
-    leased = [charge(key, Limit("900/day", lease=50)) for place in (0, 1, 2) for key in islice(keys_on(place), 3)]
-    assert back(door, *[plan(each) for each in leased]) < BACK_WITHIN
+    taken = []
+    for door in doors:
+        leased = [charge(key, Limit("900/day", lease=50)) for place in (0, 1, 2) for key in islice(keys_on(place), 3)]
+        assert back(door, *[plan(each) for each in leased]) < BACK_WITHIN
+        taken.append((door, leased))
     with without(cluster, 0):
-        gives_up(door, leased[0].key)
-        door.idle(1.5)
-        plain = [charge(each.key, "900/day") for each in leased[3:]]
-        assert max(used(door, *plain)) < 10, used(door, *plain)
+        for door, leased in taken:
+            gives_up(door, leased[0].key)
+        doors[1].idle(1.5)  # the threads of the other go on meanwhile
+        for door, leased in taken:
+            plain = [charge(each.key, "900/day") for each in leased[3:]]
+            assert max(used(door, *plain)) < 10, used(door, *plain)
 
 
 # --- through the gate -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [ASGISite, WSGISite], ids=["asgi", "wsgi"])
-def test_rules_on_other_nodes_go_on_limiting(cluster: RedisCluster, kind: Any) -> None:
+def test_rules_on_other_nodes_go_on_limiting(cluster: RedisCluster) -> None:
     """Without one node its rules are up to on_error, from the first request on, and the others limit exactly."""
-    names = [f"rule{number}" for number in range(40)]
-    rules = [Rule(name, "5/day", on_error="open") for name in names]
-    with kind(*rules, store=cluster.url, timeout=1.0, key_prefix=f"nodes-{kind.door}") as site:
-        assert site.statuses(1) == [200]
+    rules = [Rule(f"rule{number}", "5/day", on_error="open") for number in range(40)]
+    with contextlib.ExitStack() as opened:
+        sites = [
+            opened.enter_context(kind(*rules, store=cluster.url, timeout=1.0, key_prefix=f"nodes-{kind.door}"))
+            for kind in SITES
+        ]
+        assert [site.statuses(1) for site in sites] == [[200]] * 2
         with without(cluster, 1):
-            assert site.statuses(6) == [200] * 4 + [429] * 2
-            assert {decision.degraded for decision in site.seen[1:]} == {True}
-            assert 10 < len(site.seen[-1].windows) < 35, "rules on the two other nodes"
+            for site in sites:
+                assert site.statuses(6) == [200] * 4 + [429] * 2
+                assert {decision.degraded for decision in site.seen[1:]} == {True}
+                assert 10 < len(site.seen[-1].windows) < 35, "rules on the two other nodes"
 
 
 # --- all is gone ------------------------------------------------------------------------------------------------------
@@ -269,18 +286,21 @@ def test_a_dead_seed_is_passed_over(open_door: Callable[..., Door], cluster: Red
     assert back(door, plan(*[charge(key_on(place)) for place in (0, 1, 2)])) < BACK_WITHIN
 
 
-def test_a_cluster_that_is_down(open_door: Callable[..., Door], cluster: RedisCluster) -> None:
+def test_a_cluster_that_is_down(doors: list[Door], cluster: RedisCluster) -> None:
     """A cluster that serves nothing without all its slots is a store error, and answers again once it has them."""
-    door, charges = open_door(), [charge(key_on(place), "900/day") for place in (0, 1, 2)]
-    door.spend(plan(*charges))
+    charges = [charge(key_on(place), "900/day") for place in (0, 1, 2)]
+    for door in doors:
+        door.spend(plan(*charges))
     for node in cluster.masters:
         cluster.say(node, "CONFIG", "SET", "cluster-require-full-coverage", "yes")
     try:
         with without(cluster, 1):
             eventually(lambda: cluster.info(cluster.masters[0])["cluster_state"] == "fail", "the cluster to be down")
-            assert {failure(door, plan(charges[0])).fault for _ in range(6)} <= {"reply", "connection"}
-            assert not door.store.healthy
-        assert back(door, plan(*charges)) < BACK_WITHIN
+            for door in doors:
+                assert {failure(door, plan(charges[0])).fault for _ in range(6)} <= {"reply", "connection"}
+                assert not door.store.healthy
+        for door in doors:
+            assert back(door, plan(*charges)) < BACK_WITHIN
     finally:
         for node in cluster.masters:
             cluster.say(node, "CONFIG", "SET", "cluster-require-full-coverage", "no")

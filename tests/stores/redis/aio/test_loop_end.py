@@ -16,6 +16,7 @@ from weakref import ref
 import pytest
 
 from limitgate import AsyncLimiter, Limit, LimitGate, Rule, StoreError
+from limitgate.gate import slot_keeper
 from tests.support.redis_cluster import RedisCluster
 from tests.support.redis_server import RedisServer
 
@@ -105,6 +106,12 @@ def url(request: pytest.FixtureRequest) -> str:
     if request.param == "server":
         return str(request.getfixturevalue("redis_server").url)
     return str(request.getfixturevalue("redis_cluster").url)
+
+
+@pytest.fixture(autouse=True)
+def _timers_ring_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer of slots keeps its store until it rings, and asyncio keeps cancelled timers that would ring later."""
+    monkeypatch.setattr(slot_keeper, "RENEW", 0.5)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
