@@ -25,6 +25,8 @@ from tests.faults.traffic import Client
 from tests.support.doors import PATIENCE, threaded_wsgi, uvicorn_process
 from tests.support.redis_server import RedisServer
 
+ONE_WORKER = pytest.mark.parametrize("served", [1], ids=["1 worker"], indirect=True)
+"""For tests of a single client, which other workers are no matter of."""
 SURE = {"LIMITGATE_TIMEOUT": "10", "LIMITGATE_ON_ERROR": "closed"}
 """So that a slow machine cannot be taken for a store that failed, and a failure not for a request that fits."""
 
@@ -85,6 +87,7 @@ def test_workers_limit_together(served: str, who: dict[str, str]) -> None:
         assert [client.get("/daily", headers=who).status_code for client in clients] == [429, 429]
 
 
+@ONE_WORKER
 def test_a_connection_is_kept(served: str, who: dict[str, str]) -> None:
     """Refusals, those of HEAD included, keep the connection usable: every answer ends where its headers say."""
     parts = urlsplit(served)
@@ -107,6 +110,7 @@ def test_a_connection_is_kept(served: str, who: dict[str, str]) -> None:
     assert found == [*[(200, True)] * 50, (429, True), (429, False), (429, True), (200, True), (429, True)]
 
 
+@ONE_WORKER
 def test_a_stream_and_a_decorator(served: str, who: dict[str, str]) -> None:
     """A streaming response carries the rate fields and arrives whole; the decorated handler is limited."""
     with httpx.Client(base_url=served, headers=who) as client:
@@ -117,6 +121,7 @@ def test_a_stream_and_a_decorator(served: str, who: dict[str, str]) -> None:
     assert replies[2].json()["violated-policies"] == ["stream"]
 
 
+@ONE_WORKER
 def test_a_websocket_is_refused_with_429(served: str, who: dict[str, str]) -> None:
     """A real WebSocket client sees the fields on an accepted handshake, and the whole 429 of a refused one."""
     url = served.replace("http", "ws", 1) + "/chat"
@@ -133,6 +138,7 @@ def test_a_websocket_is_refused_with_429(served: str, who: dict[str, str]) -> No
     assert b'"violated-policies": ["chat"]' in response.body
 
 
+@ONE_WORKER
 def test_a_client_that_obeys_gets_through(served: str, who: dict[str, str]) -> None:
     """urllib3's ``Retry`` waits for as long as Retry-After says, once, and then succeeds."""
     with urllib3.PoolManager(headers=who, retries=urllib3.Retry(total=1)) as client:

@@ -351,8 +351,9 @@ def test_bans_lists_it_and_pardon_lifts_it(world: World, tmp_path: Path) -> None
         assert HOUR - 60 < site.ask().wait <= HOUR  # the first ban
 
 
-def test_a_pardon_by_the_limiter(url: str) -> None:
+def test_a_pardon_by_the_limiter(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It forgets as that of the command does, and the list of bans shows the ban no more."""
+    monkeypatch.setattr(bans, "PAUSE", MOMENT)
     prefix, rule = f"t{uuid4().hex}", Rule("api", "1/minute", ban=Ban(2, 600, HOUR, growing=3))
     store: Any = MemoryStore() if url == "memory://" else RedisStore(url)
     with WSGISite(rule, store=store, key_prefix=prefix) as site:
@@ -367,8 +368,9 @@ def test_a_pardon_by_the_limiter(url: str) -> None:
             assert bucket.peek().retry_after <= 60
 
 
-def test_bans_of_a_flood_are_listed(world: World) -> None:
+def test_bans_of_a_flood_are_listed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them soon, though no further refusal comes, except those that were pardoned meanwhile."""
+    monkeypatch.setattr(bans, "PAUSE", 0.4)
     prefix, rule = f"t{uuid4().hex}", Rule("api", "1/minute", ban=Ban(1, 600, HOUR))
     store: Any = MemoryStore() if world.url == "memory://" else RedisStore(world.url)
     journal = Journal(store, prefix, PATIENCE)

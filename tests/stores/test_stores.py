@@ -607,7 +607,7 @@ def test_a_restarted_server_is_found_again(own_door: Door, own_redis: RedisServe
 
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not yet connected"])
-@pytest.mark.parametrize("timeout", [0.05, 0.3])
+@pytest.mark.parametrize("timeout", [0.05, 0.2])
 def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, timeout: float, *, connected: bool) -> None:
     """A server that does not answer costs a caller the timeout and no more; once it answers, so does the store."""
     if connected:
@@ -624,7 +624,7 @@ def test_a_server_frozen_for_long_is_found_again(own_door: Door, own_redis: Redi
     """Calls fail for as long as the server is frozen, and succeed soon after it is back."""
     own_door.spend(a_plan())
     with own_redis.frozen():
-        faults = [failure(own_door, 0.25).fault for _ in range(7)]
+        faults = [failure(own_door, 0.1).fault for _ in range(7)]
     assert set(faults) <= {"timeout", "connection"}
     found_again(own_door)
     assert hit(own_door, "5/day").remaining == 4

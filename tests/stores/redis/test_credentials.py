@@ -212,12 +212,13 @@ def test_a_login_is_renewed_before_it_expires(own_redis: RedisServer, open_door:
     logins = Logins(own_redis, valid=0.8)
     door = open_door(own_redis.url, logins)
     seen = set[str]()
-    until = time.monotonic() + 3.0
-    while time.monotonic() < until:
+    began = time.monotonic()
+    while logins.asked < 4 or len(seen) < 4:
+        assert time.monotonic() - began < PATIENCE
         assert door.spend(a_plan(), 5.0).admitted
         seen |= connections(own_redis)
         door.idle(0.02)
-    assert 3 <= logins.asked <= 12
+    assert time.monotonic() - began >= 1.2
     assert logins.asked - 1 <= len(seen) <= logins.asked
     assert len(connections(own_redis)) <= 2
     assert lines(caplog, logging.WARNING) == lines(caplog) == []
@@ -316,7 +317,7 @@ def test_nothing_is_renewed_while_clocks_are_frozen(own_redis: RedisServer, open
     with frozen():
         door.idle(0.1)
         asked, first = logins.asked, connections(own_redis)
-        door.idle(1.0)
+        door.idle(0.6)
         assert (logins.asked, connections(own_redis)) == (asked, first)
     eventually(lambda: answers(door) and connections(own_redis).isdisjoint(first), "a connection with a new login")
     assert lines(caplog) == lines(caplog, logging.WARNING) == []
@@ -501,7 +502,7 @@ def test_a_callable_that_hangs_for_ever(own_redis: RedisServer, monkeypatch: pyt
         assert logins.asked == 3
         logins.behaves = lambda: hangs.wait(PATIENCE) and None
         ended(own_redis)
-        until = time.monotonic() + 1.5
+        until = time.monotonic() + 0.8
         while time.monotonic() < until:
             answers_soon(door)
         assert sum(thread.name == "limitgate-credentials" for thread in threading.enumerate()) <= 4

@@ -235,14 +235,14 @@ class Starved:
     """A socket whose thread gets the interpreter back late, when Redis has answered long ago."""
 
     def __init__(self, real: Any, late: float) -> None:
-        self._real, self._late = real, late
+        self._real, self.late = real, late
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
     def recv(self, most: int) -> bytes:
         select.select([self._real], [], [], 1.0)
-        time.sleep(self._late)
+        time.sleep(self.late)
         received: bytes = self._real.recv(most)
         return received
 
@@ -252,15 +252,18 @@ def test_a_thread_that_was_away_believes_what_has_come(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     """A thread that waits for the interpreter longer than for Redis gets its answers, in each of many calls."""
-    made = line.SyncConnection.__init__
+    made, sockets = line.SyncConnection.__init__, []
 
     def starved(self: Any, connection: Any) -> None:
         made(self, connection)
-        self._socket = Starved(self._socket, late)
+        self._socket = Starved(self._socket, 0.2)
+        sockets.append(self._socket)
 
     monkeypatch.setattr(line.SyncConnection, "__init__", starved)
     with contextlib.closing(RedisStore(redis_server.url)) as store:
-        store.spend(a_plan(), PATIENT)
+        store.spend(a_plan(), PATIENT)  # which takes several replies
+        for socket_ in sockets:
+            socket_.late = late
         for _ in range(3):
             reading = store.spend(a_plan(), 0.1)
             assert (reading.admitted, reading.waited) == (True, 0)
