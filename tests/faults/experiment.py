@@ -44,6 +44,8 @@ IN_A_ROW = 10
 """Requests that Redis has to decide one after the other to count as back."""
 LEAD, TAIL = 0.5, 0.2
 """Seconds of traffic before the fault, and after recovery."""
+REFILLED, SHORT_LEAD = 1.0, 0.2
+"""Seconds of a fault in which buckets get back what they have lost in the lead, so that a short one shows as much."""
 LINES = 15
 """Lines about failures that one fault may bring into the log, whatever the number of requests."""
 
@@ -65,9 +67,17 @@ class Fault:
     """Whether requests go on waiting for Redis, as it is slow but answers in time."""
     local: bool = False
     """Whether rules that say nothing of their own fall to ``local`` instead of ``open``."""
-    lead: float = LEAD
+    lead: float | None = None
+    """Seconds of traffic before it, None for as many as show something."""
     partly: bool = False
     """Whether it concerns only those whose buckets lie on one node of a cluster, and nobody else should notice."""
+
+    @property
+    def traffic_before(self) -> float:
+        """Seconds."""
+        if self.lead is not None:
+            return self.lead
+        return SHORT_LEAD if self.degrades and self.lasts >= REFILLED else LEAD
 
 
 @dataclass
@@ -228,7 +238,7 @@ def run(fault: Fault, stage: Stage) -> Outcome:
     traffic = Traffic(stage.url, stage.keys, is_hit) if fault.partly else Traffic(stage.url, stage.keys)
     with traffic:
         seen.samples, seen.free = traffic.samples, traffic.free
-        time.sleep(fault.lead)
+        time.sleep(fault.traffic_before)
         seen.begins = time.monotonic()
         with fault.cause(stage) as over:
             seen.begun = time.monotonic()

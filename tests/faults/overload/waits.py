@@ -46,7 +46,7 @@ RESPONSIVE = 0.02
 SLACK = 0.05
 """Seconds that this machine may make of it."""
 TICK = 0.005
-FAILING, OPENED, LATELY = 12, 10, 4
+FAILING, OPENED, LATELY = 12, 10, 3
 """Requests one after the other until the store is taken for broken, at most; after that; and where replies are late."""
 LATE = 0.9
 """Part of the timeout after which replies come that are late, each in time if it were the only one."""
