@@ -35,6 +35,17 @@ OVERDUE = LONGEST_PAUSE + LATE + 0.1
 """Seconds after which a probe is overdue in any case."""
 
 
+HASTY_PAUSE = 0.3
+HASTY_OVERDUE = HASTY_PAUSE + LATE + 0.1
+"""The same where probes come as often as that."""
+
+
+@pytest.fixture
+def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes have no long pauses."""
+    monkeypatch.setattr("limitgate.stores.redis.breaker.LONGEST_PAUSE", HASTY_PAUSE)
+
+
 class Stepped:
     """A clock that is told the time."""
 
@@ -133,6 +144,7 @@ def ends(door: AsyncDoor, asked: Plan, times: int, pause: float = 0.0) -> list[b
     return found
 
 
+@pytest.mark.usefixtures("_in_haste")
 def test_an_event_loop_that_runs_for_requests_only(own_redis: RedisServer) -> None:
     """Once Redis is back, the next request after a pause is decided by it."""
     asked = plan(charge(uuid4().hex, "5/hour"))
@@ -142,10 +154,11 @@ def test_an_event_loop_that_runs_for_requests_only(own_redis: RedisServer) -> No
         assert ends(door, asked, FAILURES + 3) == ["connection"] * (FAILURES + 3)
         assert not door.store.healthy
         own_redis.start()
-        assert ends(door, asked, 1, OVERDUE) == [True]
+        assert ends(door, asked, 1, HASTY_OVERDUE) == [True]
         assert ends(door, asked, 5) == [True] * 4 + [False]
 
 
+@pytest.mark.usefixtures("_in_haste")
 def test_requests_that_come_together_after_a_stop(own_redis: RedisServer) -> None:
     """All of them find out, not only the first."""
     asked = plan(charge(uuid4().hex, "5/hour"))
@@ -154,7 +167,7 @@ def test_requests_that_come_together_after_a_stop(own_redis: RedisServer) -> Non
         own_redis.kill()
         ends(door, asked, FAILURES)
         own_redis.start()
-        time.sleep(OVERDUE)
+        time.sleep(HASTY_OVERDUE)
         assert [reading.admitted for reading in door.crowd([asked] * 20)] == [True] * 5 + [False] * 15
 
 
@@ -177,6 +190,7 @@ def test_a_redis_that_is_still_away(own_redis: RedisServer) -> None:
         assert sum(waits) < len(waits) / 2
 
 
+@pytest.mark.usefixtures("_in_haste")
 def test_a_cluster_while_nobody_runs_the_loop(redis_cluster: RedisCluster) -> None:
     """A node that is back is asked, in plans on one node and on several."""
     plans = [plan(charge(key_on(1), "50/hour")), plan(charge(key_on(0), "50/hour"), charge(key_on(1), "50/hour"))]
@@ -187,7 +201,7 @@ def test_a_cluster_while_nobody_runs_the_loop(redis_cluster: RedisCluster) -> No
             for _ in range(FAILURES):
                 with pytest.raises(StoreError):
                     door.spend(plans[0], 0.02)
-        time.sleep(OVERDUE)
+        time.sleep(HASTY_OVERDUE)
         for each in plans:
             assert ends(door, each, 1) == [True]
 
