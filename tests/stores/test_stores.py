@@ -126,6 +126,20 @@ def open_door(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Door]]
         yield lambda url: opened.enter_context(contextlib.closing(request.param(url)))
 
 
+@pytest.fixture(scope="module")
+def freezing_redis() -> Iterator[RedisServer]:
+    """A Redis for tests that freeze it, and otherwise only need their own keys."""
+    server = RedisServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def freezing_door(open_door: Callable[[str], Door], freezing_redis: RedisServer) -> Door:
+    """A Redis store of either kind on it."""
+    return open_door(freezing_redis.url)
+
+
 @pytest.fixture
 def own_door(open_door: Callable[[str], Door], own_redis: RedisServer) -> Door:
     """A Redis store of either kind, on a Redis that the test may break."""
@@ -390,13 +404,13 @@ def test_a_thousand_calls_at_once_share_one_connection(own_redis: RedisServer) -
 
 @pytest.mark.parametrize("turns", range(4))
 @pytest.mark.parametrize("size", [100, 2000])
-def test_whoever_goes_away_disturbs_nobody(own_redis: RedisServer, size: int, turns: int) -> None:
+def test_whoever_goes_away_disturbs_nobody(freezing_redis: RedisServer, size: int, turns: int) -> None:
     """Of many simultaneous calls half are cancelled, at any stage; the rest get their own answers."""
     keys = [uuid4().hex for _ in range(size)]
 
     async def crowd(store: AsyncRedisStore) -> list[Any]:
         peeks = [a_plan("9999/day", "99999/hour", key=key, verb="peek") for key in keys]
-        with own_redis.frozen():  # so that two thousand calls are more than the socket takes
+        with freezing_redis.frozen():  # so that two thousand calls are more than the socket takes
             calls = [asyncio.create_task(store.aspend(plan, PATIENT)) for plan in peeks]
             for _ in range(turns):
                 await asyncio.sleep(0)
@@ -409,7 +423,7 @@ def test_whoever_goes_away_disturbs_nobody(own_redis: RedisServer, size: int, tu
             for plan, answer in zip(peeks[1::2], answers[1::2], strict=True)
         ]
 
-    with contextlib.closing(AsyncDoor(AsyncRedisStore(own_redis.url))) as door:
+    with contextlib.closing(AsyncDoor(AsyncRedisStore(freezing_redis.url))) as door:
         door.crowd([a_plan("9999/day", key=key, cost=number) for number, key in enumerate(keys)])
         assert door.run(crowd(door.store)) == list(range(size))[1::2]
 
@@ -608,44 +622,46 @@ def test_a_restarted_server_is_found_again(own_door: Door, own_redis: RedisServe
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "not yet connected"])
 @pytest.mark.parametrize("timeout", [0.05, 0.2])
-def test_a_frozen_server_is_a_timeout(own_door: Door, own_redis: RedisServer, timeout: float, *, connected: bool) -> None:
+def test_a_frozen_server_is_a_timeout(
+    freezing_door: Door, freezing_redis: RedisServer, timeout: float, *, connected: bool
+) -> None:
     """A server that does not answer costs a caller the timeout and no more; once it answers, so does the store."""
     if connected:
-        own_door.spend(a_plan())
-    with own_redis.frozen():
+        freezing_door.spend(a_plan())
+    with freezing_redis.frozen():
         for _ in range(3):
             start = time.monotonic()
-            assert failure(own_door, timeout).fault == "timeout"
+            assert failure(freezing_door, timeout).fault == "timeout"
             assert time.monotonic() - start >= timeout - 0.01
-    assert hit(own_door, "5/day").remaining == 4
+    assert hit(freezing_door, "5/day").remaining == 4
 
 
-def test_a_server_frozen_for_long_is_found_again(own_door: Door, own_redis: RedisServer) -> None:
+def test_a_server_frozen_for_long_is_found_again(freezing_door: Door, freezing_redis: RedisServer) -> None:
     """Calls fail for as long as the server is frozen, and succeed soon after it is back."""
-    own_door.spend(a_plan())
-    with own_redis.frozen():
-        faults = [failure(own_door, 0.1).fault for _ in range(7)]
+    freezing_door.spend(a_plan())
+    with freezing_redis.frozen():
+        faults = [failure(freezing_door, 0.1).fault for _ in range(7)]
     assert set(faults) <= {"timeout", "connection"}
-    found_again(own_door)
-    assert hit(own_door, "5/day").remaining == 4
+    found_again(freezing_door)
+    assert hit(freezing_door, "5/day").remaining == 4
 
 
-def test_a_crowd_before_a_frozen_server_fails_in_time(own_door: Door, own_redis: RedisServer) -> None:
+def test_a_crowd_before_a_frozen_server_fails_in_time(freezing_door: Door, freezing_redis: RedisServer) -> None:
     """A hundred simultaneous callers of a frozen server all get their error in time."""
-    own_door.spend(a_plan())
+    freezing_door.spend(a_plan())
 
     def attempt() -> str:
-        if isinstance(own_door, AsyncDoor):
-            calls = [own_door.store.aspend(a_plan(), 0.3) for _ in range(100)]
-            return {error.fault for error in own_door.run(_gathered(calls))}
+        if isinstance(freezing_door, AsyncDoor):
+            calls = [freezing_door.store.aspend(a_plan(), 0.3) for _ in range(100)]
+            return {error.fault for error in freezing_door.run(_gathered(calls))}
         with ThreadPoolExecutor(100) as pool:
-            return {error.fault for error in pool.map(lambda _: failure(own_door, 0.3), range(100))}
+            return {error.fault for error in pool.map(lambda _: failure(freezing_door, 0.3), range(100))}
 
-    with own_redis.frozen():
+    with freezing_redis.frozen():
         start = time.monotonic()
         assert attempt() == {"timeout"}
         assert time.monotonic() - start < 0.3 + SLACK
-    assert hit(own_door, "5/day").remaining == 4
+    assert hit(freezing_door, "5/day").remaining == 4
 
 
 async def _gathered(calls: list[Any]) -> list[Any]:
@@ -716,19 +732,24 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("script", REPLIES.values(), ids=REPLIES)
-def test_a_reply_that_is_none_of_ours_is_a_store_error(own_door: Door, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_is_none_of_ours_is_a_store_error(
+    open_door: Callable[[str], Door], redis_server: RedisServer, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error or a reply of another shape is a store error, and the next call is decided on a fresh connection."""
-    own_door.spend(a_plan())
+    door = open_door(redis_server.url)
+    door.spend(a_plan())
     with monkeypatch.context() as patched:
         patched.setattr(wire, "SPEND", Script.of(script))
-        assert failure(own_door, PATIENT).fault in {"reply", "connection"}
-    assert hit(own_door, "5/day").remaining == 4
+        assert failure(door, PATIENT).fault in {"reply", "connection"}
+    assert hit(door, "5/day").remaining == 4
 
 
-def test_the_shape_of_a_reply_has_a_fault_of_its_own(own_door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shape_of_a_reply_has_a_fault_of_its_own(
+    open_door: Callable[[str], Door], redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reply of another shape is not mistaken for a lost connection."""
     monkeypatch.setattr(wire, "SPEND", Script.of("return {1, 2}"))
-    assert failure(own_door, PATIENT).fault == "reply"
+    assert failure(open_door(redis_server.url), PATIENT).fault == "reply"
 
 
 def test_out_of_memory_has_a_fault_of_its_own(own_door: Door, own_redis: RedisServer) -> None:

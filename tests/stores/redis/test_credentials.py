@@ -414,15 +414,23 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.fixture
+def shared_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """The Redis of all tests. The user is gone afterwards."""
+    yield redis_server
+    with redis_server.client() as client:
+        client.execute_command("ACL", "DELUSER", "app")
+
+
 @pytest.mark.parametrize(("behaves", "says"), WRONG.values(), ids=WRONG)
-def test_what_is_no_login(own_redis: RedisServer, open_door: Any, caplog: Any, behaves: Any, says: str) -> None:
+def test_what_is_no_login(shared_redis: RedisServer, open_door: Any, caplog: Any, behaves: Any, says: str) -> None:
     """The call fails, the log says why, once and without any of it, and the next connection asks again."""
     caplog.set_level(logging.DEBUG)
-    logins = Logins(own_redis)
+    logins = Logins(shared_redis)
     logins.behaves = lambda: behaves() or ()
     if says == "returned 0 values":
         logins.login = tuple  # type: ignore[method-assign]
-    door = open_door(own_redis.url, logins)
+    door = open_door(shared_redis.url, logins)
     for _ in range(3):
         with pytest.raises(StoreError) as caught:
             door.spend(a_plan())
