@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.doors import PATIENCE, server_process, until, uvicorn_process
 
-WORKERS = 2
+WORKERS = 4
 Serve = Callable[[Path], contextlib.AbstractContextManager[str]]
 
 
