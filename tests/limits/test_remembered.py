@@ -17,6 +17,7 @@ from limitgate.limiter import plans
 from limitgate.limits import bucket
 from limitgate.limits.bucket import MOST_REMEMBERED, Remembered
 from tests.support.doors import SITES, Site
+from tests.support.interpreter import needs_gil
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,7 @@ def test_cache_entry_of_a_caller_has_few_objects(
         assert len(gc.get_objects()) - before < 32 * 256
 
 
+@needs_gil
 def test_a_plan_that_is_not_remembered_is_freed_at_once() -> None:
     """In a cycle it would wait for a full garbage collection."""
     options = {"key_prefix": "", "secret": b"", "shadow": False, "cardinality": None, "inventable": lambda _: False}

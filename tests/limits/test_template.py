@@ -19,6 +19,7 @@ from limitgate.limits.plan import Adjustment, Charge, Plan, Reading, refund
 from limitgate.limits.template import MAX_WINDOWS, PlainRefund, PlainSpend, PlanTemplate, RefundTemplate, whole_reading
 from limitgate.stores.redis.wire import arguments
 from tests.support.clock import Clock
+from tests.support.interpreter import needs_gil
 from tests.support.stored import buckets
 
 COUNTS = (1, 2, 3, 5, 7, 60, 999, 99_991, 10**6)
@@ -280,6 +281,7 @@ def test_layout_freed_with_its_last_bucket_is_created_again() -> None:
         assert not store.spend(of.plan(["a", "another"])).admitted
 
 
+@needs_gil
 def test_template_without_users_is_freed() -> None:
     """Without the garbage collector, which would otherwise find those that are not remembered."""
     gc.disable()

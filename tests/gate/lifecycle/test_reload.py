@@ -61,6 +61,7 @@ from tests.support.doors import (
     websocket_scope,
     wsgi_environ,
 )
+from tests.support.interpreter import needs_gil
 from tests.support.observed import Recorder
 from tests.support.permissions import a_public_folder, without_privileges
 from tests.support.redis_server import RedisServer
@@ -1134,6 +1135,7 @@ print(json.dumps([found, generations(), gate.loads.ok, gc.get_freeze_count() > f
 """
 
 
+@needs_gil
 def test_a_load_causes_no_full_collection(config: Path) -> None:
     """Only what is new is looked at, until load upon load has had it so; then all is, and so on.
 

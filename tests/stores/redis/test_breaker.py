@@ -340,6 +340,24 @@ def test_where_no_thread_can_be_started_requests_look_for_redis(
     assert len([record for record in caplog.records if record.name == "limitgate.store"]) == 2
 
 
+def test_where_no_thread_can_be_started_requests_look_for_redis_ever_more_seldom(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look costs a request its whole timeout."""
+    with contextlib.closing(Store(own_redis.url)) as it:
+        assert it.fault(5) is None
+        with own_redis.frozen():
+            fail(it, FAILURES - 1)
+            monkeypatch.setattr(threading.Thread, "start", refused)
+            fail(it, 1)
+            end = time.monotonic() + 2
+            while time.monotonic() < end:
+                it.fault(0.05)
+                time.sleep(0.005)
+        # After pauses of at least 0.025, 0.05, 0.1, 0.2 and 0.4 s.
+        assert FAILURES < it.store.failures <= FAILURES + 8
+
+
 def refused(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 

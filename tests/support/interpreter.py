@@ -1,0 +1,12 @@
+"""What differs between builds of CPython."""
+
+from __future__ import annotations
+
+import sysconfig
+
+import pytest
+
+needs_gil = pytest.mark.skipif(
+    bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+    reason="without the GIL, functions wait for a collection, which has no generations",
+)
