@@ -29,7 +29,7 @@ import uvicorn
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from limitgate import LimitGate, LimitGateWSGI
-from tests.support import forks
+from tests.support import forks, ticks  # noqa: F401 - the latter acts when imported
 from tests.support.guard import Guard
 
 PEER = "192.0.2.1"

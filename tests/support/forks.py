@@ -38,6 +38,7 @@ SERVERS = (
     "limitgate.stores.redis.threads.store",
     "redis.asyncio",
     "starlette.testclient",
+    "tests.support.ticks",
     "uvicorn.__main__",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.h11_impl",
