@@ -167,8 +167,8 @@ class Provider:
                 while (await receive())["type"] != "http.disconnect":
                     pass
                 return
-            if number and self.between:
-                await asyncio.sleep(self.between)
+            if number and self.between and await _leaves(receive, self.between):
+                break
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
         reply.settle()
@@ -440,6 +440,16 @@ def go_duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     text = f"{whole}.{rest:03}".rstrip("0").rstrip(".") + "s"
     return f"{hours}h{minutes}m{text}" if hours else f"{minutes}m{text}" if minutes else text
+
+
+async def _leaves(receive: Any, seconds: float) -> bool:
+    """Whether the client disconnects within so many seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            return True
+    return False
 
 
 @contextlib.contextmanager
