@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import selectors
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -27,10 +28,20 @@ ROUND_TRIP = 0.0004
 _MODULES: tuple[Any, ...] = (waiting, limitgate.llm.told_limits)
 
 
+class _Silence(selectors.SelectSelector):
+    """Nothing comes from outside."""
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        return []
+
+
 class Loop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer when nothing is left to do."""
 
     now = BEGIN
+
+    def __init__(self) -> None:
+        super().__init__(_Silence())
 
     def time(self) -> float:
         return self.now
