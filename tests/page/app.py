@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from limitgate.page import Page
+from limitgate.page import Page, asgi
+
+asgi.PERIOD_S = float(os.environ.get("PERIOD_S", asgi.PERIOD_S))
+"""Seconds between events."""
 
 _page: Any = None
 

@@ -222,7 +222,7 @@ def test_an_empty_page_and_a_store_that_is_gone_say_so(browser: Any, source: str
     """First there is nothing to show, and why; then the store does not answer. What was known is kept, as of the past."""
     redis = RedisServer()
     with (
-        uvicorn_process("tests.page.app:app", tmp_path, LIMITGATE_STORE=redis.url) as url,
+        uvicorn_process("tests.page.app:app", tmp_path, LIMITGATE_STORE=redis.url, PERIOD_S="0.3") as url,
         opened(browser, url, bypass_csp=True) as page,
     ):
         page.get_by_text(re.compile("^Nothing to show: no process has written a snapshot")).wait_for()
@@ -241,7 +241,7 @@ def test_an_empty_page_and_a_store_that_is_gone_say_so(browser: Any, source: str
         page.get_by_text(re.compile("was refused most, by rule api")).wait_for()
         known = page.get_by_text(re.compile(r"^Last known at [\d:]{8} UTC$"))
         before = known.inner_text()
-        page.wait_for_timeout(2500)
+        page.wait_for_timeout(1500)
         assert known.inner_text() == before
         assert not re.search(r"\d", page.locator("#refused-now").inner_text())
         page.evaluate(source)

@@ -19,7 +19,7 @@ from limitgate.fleet.reader import FRESH
 from limitgate.gate import refused_rules
 from limitgate.gate.flow import run
 from limitgate.gate.journal import Journal, JournalFlows
-from limitgate.page import Page, PageWSGI, this_machine
+from limitgate.page import Page, PageWSGI, explaining, this_machine
 from limitgate.stores.base import FleetRequest, fleet_key
 from tests.support.doors import Reply, asgi_reply, until, wsgi_reply
 from tests.support.fleet import digest, fleet, rule, snapshot, write
@@ -370,8 +370,10 @@ def test_a_refusal_is_not_compared_with_thousands_of_callers(
     door: Door, own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The page shares the event loop of the application."""
+    assert explaining._MOST_KEYS == 2_000
+    monkeypatch.setattr(explaining, "_MOST_KEYS", 20)
     file = tmp_path / "rules.yaml"
-    callers = [f"  - {{id: c{number}, api_key: 'sha256:{number:064}', limits: {{api: 2/minute}}}}" for number in range(2_001)]
+    callers = [f"  - {{id: c{number}, api_key: 'sha256:{number:064}', limits: {{api: 2/minute}}}}" for number in range(21)]
     rule = "{name: api, path: /api/**, key: [caller|ip], limits: [2/minute]}"
     file.write_text("\n".join(["callers:", *callers, "rules:", f"  - {rule}"]))
     monkeypatch.setattr(refused_rules, "_identifies", None)

@@ -241,7 +241,7 @@ def test_a_reading_that_fails_is_an_event_too(own_redis: RedisServer, tmp_path: 
     with closing(RedisStore(own_redis.url)) as store:
         write(store, snapshot())
     with (
-        uvicorn_process("tests.page.app:app", tmp_path, LIMITGATE_STORE=own_redis.url) as url,
+        uvicorn_process("tests.page.app:app", tmp_path, LIMITGATE_STORE=own_redis.url, PERIOD_S="0.3") as url,
         _listen(int(url.rpartition(":")[2])) as viewer,
     ):
         own_redis.stop()
