@@ -318,23 +318,23 @@ def test_memory_is_that_of_real_keys(own_redis) -> None:
             gate.gate.store.close()
 
 
-def test_the_floor_asks_redis_for_what_limitgate_asks_for(redis_server) -> None:
+def test_the_floor_asks_redis_for_what_limitgate_asks_for(own_redis) -> None:
     """Requests at the same time share a call of the script that LimitGate runs, which charges a bucket for each."""
     with Crowds() as crowd_of:
-        crowds = [crowd_of.asgi(app) for app in (Floor(starlette(), redis_server), LIMITGATE.build(redis_server.url, README))]
+        crowds = [crowd_of.asgi(app) for app in (Floor(starlette(), own_redis), LIMITGATE.build(own_redis.url, README))]
         for crowd in crowds:
             assert trouble(crowd(iter(range(8)), 8)) == ""
-        floor, ours = [overheard(redis_server, partial(crowd, iter(range(8, 24)), 8)) for crowd in crowds]
+        floor, ours = [overheard(own_redis, partial(crowd, iter(range(8, 24)), 8)) for crowd in crowds]
     assert [command[:3] for command in floor] == [command[:3] for command in ours] == [(b"EVALSHA", floor[0][1], b"8")] * 2
     keys = [key for command in floor for key in command[3:11]]
-    with redis_server.client() as client:
+    with own_redis.client() as client:
         assert client.exists(*keys) == len(set(keys)) == 16
 
 
-def test_commands_are_heard_without_those_of_scripts(redis_server) -> None:
+def test_commands_are_heard_without_those_of_scripts(own_redis) -> None:
     """A script that calls two commands is one command."""
-    with redis_server.client() as client:
-        heard = overheard(redis_server, lambda: client.eval("redis.call('PING') return redis.call('ECHO', 'x')", 0))
+    with own_redis.client() as client:
+        heard = overheard(own_redis, lambda: client.eval("redis.call('PING') return redis.call('ECHO', 'x')", 0))
     assert [command[0] for command in heard] == [b"EVAL"]
 
 
