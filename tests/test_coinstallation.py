@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -36,14 +38,17 @@ PATIENT = 120.0
 
 def resolved(*requirements: str) -> dict[str, str] | None:
     """Versions that pip would install, None if there are none that go together. Skips where pip reaches no registry."""
-    ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check", "--report", "-"]
-    try:
-        pip = subprocess.run([*ask, *requirements], capture_output=True, text=True, timeout=PATIENT, check=False, env=CERTIFIED)
-    except subprocess.TimeoutExpired:
-        pytest.skip("the registry does not answer in time")
-    if pip.returncode == 0:
-        installed = [each["metadata"] for each in json.loads(pip.stdout)["install"]]
-        return {each["name"].lower(): each["version"] for each in installed}
+    ask = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--disable-pip-version-check"]
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"  # more than a pipe holds: who ends early would leave the beginning of it
+        ask += ["--report", str(report), *requirements]
+        try:
+            pip = subprocess.run(ask, capture_output=True, text=True, timeout=PATIENT, check=False, env=CERTIFIED)
+        except subprocess.TimeoutExpired:
+            pytest.skip("the registry does not answer in time")
+        if pip.returncode == 0:
+            installed = [each["metadata"] for each in json.loads(report.read_text())["install"]]
+            return {each["name"].lower(): each["version"] for each in installed}
     if "ResolutionImpossible" in pip.stderr:
         return None
     pytest.skip(f"pip reaches no registry: {pip.stderr.strip()[-200:]}")
