@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -251,15 +252,18 @@ def _unwatched() -> Iterator[None]:
 
 def _sources_of_tests(*sources: Any, **named: Any) -> tuple[Any, ...]:
     """Read the variables of all tests from a dictionary: pydantic takes a millisecond for them, for each gate."""
-    return tuple(
-        InitSettingsSource(Settings, {"timeout": PATIENCE, "fleet": False}) if _has_no_others(source) else source
-        for source in SOURCES(*sources, **named)
-    )
+    return tuple(_of_tests(source) for source in SOURCES(*sources, **named))
 
 
-def _has_no_others(source: Any) -> bool:
-    found = getattr(source, "env_vars", {}).items()
-    return {name: value for name, value in found if name.startswith("limitgate_")} == VARIABLES
+def _of_tests(source: Any) -> Any:
+    found = {name: value for name, value in getattr(source, "env_vars", {}).items() if name.startswith("limitgate_")}
+    return _known(frozenset(found)) if found and found.items() <= VARIABLES.items() else source
+
+
+@cache
+def _known(names: frozenset[str]) -> InitSettingsSource:
+    values = {"limitgate_timeout": PATIENCE, "limitgate_fleet": False}
+    return InitSettingsSource(Settings, {name.removeprefix("limitgate_"): values[name] for name in names})
 
 
 @pytest.fixture(autouse=True, scope="session")
