@@ -17,6 +17,8 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.wsgi import get_wsgi_application
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.urls import path
@@ -63,6 +65,15 @@ settings.configure(
     USE_TZ=True,
 )
 django.setup()
+
+
+@receiver(connection_created)
+def _without_waiting(connection: Any, **_: Any) -> None:
+    """Commits are not waited for until they are on the disk: the database is for one process, and gone afterwards."""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA synchronous=OFF")
+        cursor.execute("PRAGMA journal_mode=MEMORY")
+
 
 from django.contrib.auth.models import AnonymousUser, User  # noqa: E402, F401 - they want the settings first
 from django.contrib.sessions.models import Session  # noqa: E402, F401
