@@ -161,15 +161,15 @@ def test_a_stream_is_drained_at_the_rate(site: Site) -> None:
         site.fill(1)
         fed += 1
         site.until(lambda fed=fed: len(site.done) == fed)
-    assert site.call("fill", "--jobs", "60").wait(PROCESS_PATIENCE) == 0
-    site.until(lambda: sum(int(line.split()[0]) for line in site.output.splitlines()) == fed + 60)
-    done = site.finish(crew, 60)[fed:]
-    assert sorted(note.job for note in done) == list(range(60))
+    assert site.call("fill", "--jobs", "40").wait(PROCESS_PATIENCE) == 0
+    site.until(lambda: sum(int(line.split()[0]) for line in site.output.splitlines()) == fed + 40)
+    done = site.finish(crew, 40)[fed:]
+    assert sorted(note.job for note in done) == list(range(40))
     assert len({note.pid for note in done}) == 3
     assert max(sum(first.at <= note.at < first.at + 0.5 for note in done) for first in done) <= 13 + 3  # one late each
     assert min(last.at - first.at for first, last in zip(done, done[20:])) < 1.6
     *seconds, last = site.output.splitlines()
-    assert last.startswith(f"{fed + 60} done in ")
+    assert last.startswith(f"{fed + 40} done in ")
     assert any(2 < float(line.split()[-3].removesuffix("/s")) < 33 for line in seconds)
 
 
