@@ -221,7 +221,5 @@ def keeper_of(limiter: AsyncLimiter | Limiter) -> Keeper:
     keepers = _keepers.setdefault(limiter, WeakKeyDictionary())
     place = limiter if loop is None else loop
     keeper = keepers.get(place)
-    if keeper is None:
-        # Threads may race: each request stays with the keeper that it enters.
-        keeper = keepers[place] = Keeper(limiter, loop)
-    return keeper
+    # Threads may race.
+    return keepers.setdefault(place, Keeper(limiter, loop)) if keeper is None else keeper

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
@@ -22,7 +23,7 @@ from limitgate.httpx2 import AsyncRateLimitTransport, RateLimitTransport
 from limitgate.limiter.budget_texts import Budget as Shown, state_of_budget
 from limitgate.limiter.calls import carry_out
 from limitgate.llm import Budget
-from limitgate.llm.keeper import keeper_of
+from limitgate.llm.keeper import Keeper, keeper_of
 from limitgate.llm.usage import Usage
 from limitgate.outbound.throttle import arun, run
 from limitgate.process import waiting
@@ -179,17 +180,33 @@ def test_a_thread_that_waits_for_an_answer_keeps_its_reservation() -> None:
         threads = [threading.Thread(target=client.post, args=("http://h/",), kwargs={"json": BODY}) for _ in range(5)]
         for thread in threads:
             thread.start()
-        until(lambda: held(limiter) == 5)
-        began = time.monotonic()
-        while time.monotonic() - began < 4.5:
-            assert state(limiter).held == 5
-            time.sleep(0.05)
-        assert len(_watching() - others) == 1
-        go.set()
-        for thread in threads:
-            thread.join(PATIENCE)
+        try:
+            until(lambda: held(limiter) == 5)
+            began = time.monotonic()
+            while time.monotonic() - began < 4.5:
+                assert state(limiter).held == 5
+                time.sleep(0.05)
+            assert len(_watching() - others) == 1
+        finally:
+            go.set()
+            for thread in threads:
+                thread.join(PATIENCE)
     until(lambda: tokens(state(limiter))[1:] == (0, 0))
     assert tokens(state(limiter))[0] <= 500
+
+
+def test_threads_that_come_first_at_once_share_a_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would start a thread, and report the requests of a process twice."""
+    limiter, both, make = Limiter(MemoryStore()), threading.Barrier(2), Keeper.__init__
+
+    def slowly(*values: Any) -> None:
+        both.wait(PATIENCE)
+        make(*values)
+
+    monkeypatch.setattr(Keeper, "__init__", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(keeper_of, [limiter] * 2)
+    assert one is other
 
 
 def _watching() -> set[threading.Thread]:
@@ -349,11 +366,11 @@ def test_processes_report_side_by_side(redis_server: RedisServer) -> None:
 
 def test_reports_cost_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred short requests of a key: one report, and none of the others."""
-    limiter, calls, now = Limiter(MemoryStore()), [], waiting.monotonic()
+    store, calls, now = MemoryStore(), [], waiting.monotonic()
     monkeypatch.setattr(waiting, "monotonic", lambda: now)
-    config = MemoryStore.config
-    monkeypatch.setattr(MemoryStore, "config", lambda store, request, *_: calls.append(request) or config(store, request))
-    plan = budget()
+    config = store.config
+    monkeypatch.setattr(store, "config", lambda request, *_: calls.append(request) or config(request))
+    limiter, plan = Limiter(store), budget()
     for _ in range(100):
         plan.reserve(limiter, BODY).settle(Usage(4, 96))
     assert len(calls) <= 8

@@ -40,8 +40,8 @@ async def quiet(running: set[asyncio.Task[Any]]) -> None:
 
 def test_a_stream_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins with how soon to come back, has the figures at once, and is whole when the time is up."""
-    monkeypatch.setattr(asgi, "STREAM_S", 0.5)
-    monkeypatch.setattr(asgi, "PERIOD_S", 0.1)
+    monkeypatch.setattr(asgi, "STREAM_S", 1.0)
+    monkeypatch.setattr(asgi, "PERIOD_S", 0.05)
     monkeypatch.setattr(asgi, "LOOK_S", 0.02)
     store = MemoryStore()
     write(store, snapshot())
