@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +259,6 @@ def _of_tests(source: Any) -> Any:
     return _known(frozenset(found)) if found and found.items() <= VARIABLES.items() else source
 
 
-@cache
 def _known(names: frozenset[str]) -> InitSettingsSource:
     values = {"limitgate_timeout": PATIENCE, "limitgate_fleet": False}
     return InitSettingsSource(Settings, {name.removeprefix("limitgate_"): values[name] for name in names})
