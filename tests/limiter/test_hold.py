@@ -575,12 +575,12 @@ def test_on_a_cluster(redis_cluster: RedisCluster) -> None:
     """All keys are in one slot, whatever the limits."""
     with contextlib.closing(RedisStore(redis_cluster.url)) as store:
         limiter = Limiter(store, timeout=10, key_prefix=uuid4().hex)
-        for number in range(5):
-            key = f"key{number}"
-            reservation = limiter.reserve(key, *LIMITS, cost=60, hold=0.2)
+        reservations = {key: limiter.reserve(key, *LIMITS, cost=60, hold=2) for key in ("a", "b", "c", "d", "e")}
+        for key, reservation in reservations.items():
             assert not limiter.reserve(key, *LIMITS, cost=60, hold=60).decision.allowed
             assert reservation.renew()
-            time.sleep(0.3)
+        time.sleep(2.1)
+        for key, reservation in reservations.items():
             assert limiter.reserve(key, *LIMITS, cost=60, hold=60).decision.allowed
             reservation.settle(10)
             assert [window.used for window in limiter.peek(key, *LIMITS).windows] == [70] * 4
