@@ -57,8 +57,8 @@ def door(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[Door
 def test_nothing_is_lost_while_a_slot_moves_to_and_fro(door: Door, cluster: RedisCluster, move: Move) -> None:
     """Under load a slot moves back and forth with its keys: every request is answered, and exactly the limit passes."""
     slot, source, target = move
-    moving, still = charge(next(tagged(slot)), "300/day"), charge(key_on(2), "9000/day")
-    many = [charge(key, "9000/day") for key in islice(tagged(slot), 30)]
+    moving, still = charge(next(tagged(slot)), "300/day"), charge(key_on(2), "9000 per 366 days")
+    many = [charge(key, "9000 per 366 days") for key in islice(tagged(slot), 30)]
     door.spend(plan(moving, still))
     done, failed = threading.Event(), []
 
