@@ -669,9 +669,16 @@ def test_several_threads_ask_one_iterator() -> None:
             time.sleep(0.001)
             yield number
 
+    def used(_: object) -> list[int]:
+        items = []
+        for item in paced:
+            items.append(item)
+            time.sleep(0.001)
+        return items
+
     paced = Limiter(MemoryStore()).pace(source(), "1000000/second")
     with ThreadPoolExecutor(6) as pool:
-        came = [item for items in pool.map(lambda _: list(paced), range(6)) for item in items]
+        came = [item for items in pool.map(used, range(6)) for item in items]
     assert sorted(came) == list(range(60))
     assert len(set(entered)) > 1
 

@@ -61,12 +61,16 @@ def interrupt_us() -> Iterator[Callable[[], None]]:
     done = threading.Event()
 
     def handler(*_: object) -> None:
-        done.set()
-        raise Interrupted
+        if not done.is_set():
+            done.set()
+            raise Interrupted
 
     def interrupt() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
-        assert done.wait(PATIENT)
+        deadline = time.monotonic() + PATIENT
+        while not done.is_set():
+            assert time.monotonic() < deadline
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            done.wait(0.1)  # without the GIL, a signal may come just before a thread waits, which then notices none
 
     before = signal.signal(signal.SIGUSR1, handler)
     yield interrupt
