@@ -110,7 +110,8 @@ class Breaker:
                 return False
             if self._in_a_row < FAILURES:
                 return False
-            self.state, self._holds_until = "open", math.inf
+            self.state, self._holds_until = "open", now + FIRST_PAUSE + LATE
+            self._began_late = self._told_nothing = False
             self._tally.outages += 1
         with logged_errors():
             log.warning("%s does not answer, requests no longer wait for it: %s", self._server, message)

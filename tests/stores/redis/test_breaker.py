@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import random
 import re
 import sys
@@ -107,11 +108,11 @@ def test_a_breaker_opens_after_failures_in_a_row() -> None:
     breaker.check()
 
 
-def an_open_breaker() -> Breaker:
+def an_open_breaker(now: float = -math.inf) -> Breaker:
     breaker = Breaker()
     breaker.sending(a_plan())
     for _ in range(FAILURES):
-        breaker.failed(FAILURE)
+        breaker.failed(FAILURE, now)
     return breaker
 
 

@@ -65,7 +65,7 @@ def knows(breaker: Breaker, clock: Stepped) -> bool:
 
 def test_a_breaker_is_outdated_once_a_probe_is_overdue() -> None:
     """Requests are sent from then on; a failure of one of them is as good as a probe's."""
-    clock, breaker = Stepped(), an_open_breaker()
+    clock, breaker = Stepped(), an_open_breaker(Stepped.now)
     pause = breaker.pause_before_probe(clock.now) or 0.0
     assert knows(breaker, clock)
     clock.now += pause + LATE / 2
@@ -82,7 +82,7 @@ def test_a_breaker_is_outdated_once_a_probe_is_overdue() -> None:
 
 def test_a_probe_that_is_under_way_is_known_while_somebody_listens() -> None:
     """However long it takes. If nobody has listened for a while, or it came late itself, its answer is not waited for."""
-    clock, breaker = Stepped(), an_open_breaker()
+    clock, breaker = Stepped(), an_open_breaker(Stepped.now)
     clock.now += breaker.pause_before_probe(clock.now) or 0.0
     breaker.begin_probe(clock.now)
     for _ in range(50):
@@ -93,7 +93,7 @@ def test_a_probe_that_is_under_way_is_known_while_somebody_listens() -> None:
     assert not knows(breaker, clock)
     breaker.is_probing(clock.now)
     assert not knows(breaker, clock)
-    late = an_open_breaker()
+    late = an_open_breaker(Stepped.now)
     late.pause_before_probe(clock.now)
     clock.now += OVERDUE
     late.begin_probe(clock.now)
@@ -104,7 +104,7 @@ def test_a_probe_that_is_under_way_is_known_while_somebody_listens() -> None:
 
 def test_a_probe_that_was_stopped_tells_nothing() -> None:
     """It may have failed long ago, so requests are sent until one fails."""
-    clock, breaker = Stepped(), an_open_breaker()
+    clock, breaker = Stepped(), an_open_breaker(Stepped.now)
     clock.now += breaker.pause_before_probe(clock.now) or 0.0
     breaker.begin_probe(clock.now)
     clock.now += OVERDUE
@@ -117,10 +117,22 @@ def test_a_probe_that_was_stopped_tells_nothing() -> None:
     assert knows(breaker, clock)
 
 
+def test_a_process_that_stops_before_it_looks_for_redis_sends_requests() -> None:
+    """Its breaker has just opened, and no thread has begun to probe."""
+    clock, breaker = Stepped(), an_open_breaker(Stepped.now)
+    assert knows(breaker, clock)
+    clock.now += OVERDUE
+    assert not knows(breaker, clock)
+    breaker.pause_before_probe(clock.now)
+    assert not knows(breaker, clock)
+    breaker.failed(FAILURE, clock.now)
+    assert knows(breaker, clock)
+
+
 @pytest.mark.parametrize("stops", ["before its failure is noted", "before the next one is due"])
 def test_a_process_that_stops_while_a_probe_ends_sends_requests(stops: str) -> None:
     """The failure is old by then, so it doesn't refuse requests."""
-    clock, breaker = Stepped(), an_open_breaker()
+    clock, breaker = Stepped(), an_open_breaker(Stepped.now)
     clock.now += breaker.pause_before_probe(clock.now) or 0.0
     breaker.begin_probe(clock.now)
     clock.now += OVERDUE if stops == "before its failure is noted" else 0.001
