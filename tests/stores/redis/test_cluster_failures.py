@@ -336,7 +336,7 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
         store.spend(plan(charge(leased.key, "9/minute")), 5)
         node = servers._map.node(servers._map.holder(slot_of(leased.key)))
         for _ in range(FAILURES):
-            node.breaker.failed(StoreError("no answer"))
+            node.breaker.failed(StoreError("no answer"), time.monotonic() + PATIENT)
         assert ends(servers.exchange([plan(leased)], ListenDeadline(1))) == ["connection"]
         assert not store.leases.pending
 
