@@ -2,7 +2,7 @@
 
 `make matrix` runs every cell, `make matrix CELLS="python-3.14 valkey-9.1"` some; other rows stay. A cell that cannot run here
 says why. Logs are in build/matrix. Interpreters and stores of another Debian release are unpacked under .cache/ with their own
-libc, and nothing is installed.
+libc, a CPython without the GIL is built there, and nothing is installed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ TOOLS = (
     " prometheus-client"
 )
 """What the tests of units need. The newest versions have builds for more versions of Python than the pinned ones."""
-PLAIN = ["-W", "ignore::DeprecationWarning"]
+IN_FOUR = ["-n", "4", "--dist", "worksteal", "-m", "not alone"]
+IGNORING_DEPRECATIONS = ["-W", "ignore::DeprecationWarning"]
 TIMEOUT = 5400
 """Seconds for a cell."""
 
@@ -136,7 +137,7 @@ def suite(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         python = environment(cell, interpreter(cell, version), "pip", "--editable", ".[dev]")
-        output = call(cell, python, "-m", "pytest", "-n", "4", "--dist", "worksteal", "-m", "not alone")
+        output = call(cell, python, "-m", "pytest", *IN_FOUR)
         return counted(output) + "; alone: " + counted(call(cell, python, "-m", "pytest", "-m", "alone"))
 
     return run
@@ -147,7 +148,7 @@ def unit_tests(version: str) -> Callable[[Cell], str]:
 
     def run(cell: Cell) -> str:
         python = environment(cell, interpreter(cell, version), *TOOLS.split(), "hiredis")
-        return counted(call(cell, python, "-m", "pytest", "-n", "auto", "--quick", *PLAIN, *OF_UNITS))
+        return counted(call(cell, python, "-m", "pytest", "-n", "auto", "--quick", *IGNORING_DEPRECATIONS, *OF_UNITS))
 
     return run
 
@@ -158,8 +159,8 @@ def free_threaded(cell: Cell) -> str:
         raise UnavailableError("needs Debian's apt and gcc")
     built = call(cell, ROOT / "scripts" / "free-threaded.sh").strip().splitlines()[-1]
     python = environment(cell, Path(built), *TOOLS.split())
-    options = "-n", "4", "--dist", "worksteal", "-m", "not alone"
-    return counted(call(cell, python, "-m", "pytest", *options, *PLAIN, *OF_UNITS, "tests/limiter", PYTHON_GIL="0"))
+    tests = *IGNORING_DEPRECATIONS, *OF_UNITS, "tests/limiter"
+    return counted(call(cell, python, "-m", "pytest", *IN_FOUR, *tests, PYTHON_GIL="0"))
 
 
 def oldest(cell: Cell) -> str:

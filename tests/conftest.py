@@ -256,12 +256,9 @@ def _sources_of_tests(*sources: Any, **named: Any) -> tuple[Any, ...]:
 
 def _of_tests(source: Any) -> Any:
     found = {name: value for name, value in getattr(source, "env_vars", {}).items() if name.startswith("limitgate_")}
-    return _known(frozenset(found)) if found and found.items() <= VARIABLES.items() else source
-
-
-def _known(names: frozenset[str]) -> InitSettingsSource:
-    values = {"limitgate_timeout": PATIENCE, "limitgate_fleet": False}
-    return InitSettingsSource(Settings, {name.removeprefix("limitgate_"): values[name] for name in names})
+    if not found or not found.items() <= VARIABLES.items():
+        return source
+    return InitSettingsSource(Settings, {name.removeprefix("limitgate_"): value for name, value in found.items()})
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -221,5 +221,5 @@ def keeper_of(limiter: AsyncLimiter | Limiter) -> Keeper:
     keepers = _keepers.setdefault(limiter, WeakKeyDictionary())
     place = limiter if loop is None else loop
     keeper = keepers.get(place)
-    # Threads may race.
+    # Two threads may create one at the same time.
     return keepers.setdefault(place, Keeper(limiter, loop)) if keeper is None else keeper

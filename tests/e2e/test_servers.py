@@ -26,7 +26,7 @@ from tests.support.doors import PATIENCE, threaded_wsgi, uvicorn_process
 from tests.support.redis_server import RedisServer
 
 ONE_WORKER = pytest.mark.parametrize("served", [1], ids=["1 worker"], indirect=True)
-"""For tests of a single client, which other workers are no matter of."""
+"""For tests of a single client, which need no second worker."""
 SURE = {"LIMITGATE_TIMEOUT": "10", "LIMITGATE_ON_ERROR": "closed"}
 """So that a slow machine cannot be taken for a store that failed, and a failure not for a request that fits."""
 

@@ -45,7 +45,7 @@ IN_A_ROW = 10
 LEAD, TAIL = 0.5, 0.2
 """Seconds of traffic before the fault, and after recovery."""
 REFILLED, SHORT_LEAD = 1.0, 0.2
-"""Seconds of a fault in which buckets get back what they have lost in the lead, so that a short one shows as much."""
+"""A fault of at least ``REFILLED`` seconds refills the buckets that the lead has drained, so a short lead is enough."""
 LINES = 15
 """Lines about failures that one fault may bring into the log, whatever the number of requests."""
 
@@ -68,13 +68,12 @@ class Fault:
     local: bool = False
     """Whether rules that say nothing of their own fall to ``local`` instead of ``open``."""
     lead: float | None = None
-    """Seconds of traffic before it, None for as many as show something."""
+    """Seconds of traffic before the fault. None: by its length, see `traffic_before`."""
     partly: bool = False
     """Whether it concerns only those whose buckets lie on one node of a cluster, and nobody else should notice."""
 
     @property
     def traffic_before(self) -> float:
-        """Seconds."""
         if self.lead is not None:
             return self.lead
         return SHORT_LEAD if self.degrades and self.lasts >= REFILLED else LEAD
@@ -176,7 +175,7 @@ class Outcome:
         wrong = [sample for sample in self.samples if not self._may_be(sample)]
         wrong += [sample for sample in self.free if sample.status != 200]
         found = [f"{len(wrong)} wrong answers, the first {wrong[0]}"] if wrong else []
-        # A refusal that is still known is given without Redis: on a slow machine there may be hardly any others.
+        # The application repeats known refusals without Redis. On a slow machine there may be hardly any other answers.
         hit = [sample for sample in self.opened if sample.hit and (sample.degraded or sample.status != 429)]
         share = degraded_share(hit)
         if hit and not share >= self.fault.degrades:

@@ -42,7 +42,7 @@ def zipf(seed: int, length: int) -> list[str]:
 @pytest.mark.usefixtures("_unwatched")
 def test_the_top_twenty_of_a_million_names() -> None:
     """All are shown, and each count is right within its error."""
-    stream = zipf(1, 300_000)
+    stream = zipf(1, 1_000_000)
     true = Counter(stream)
     found = top(fed(stream, Sketch()))
     check(found, true)

@@ -67,7 +67,7 @@ def test_a_caller_is_known_by_its_api_key(api_key: str, expected: Caller | None)
     assert LISTED.with_key(api_key) == expected
 
 
-@given(st.lists(st.text(), unique=True, min_size=1, max_size=6), st.text())
+@given(st.lists(st.text(), unique=True, min_size=1, max_size=20), st.text())
 def test_exactly_the_listed_keys_are_known_property(keys: list[str], other: str) -> None:
     """Every listed key finds its own caller, and no other key finds any."""
     callers = Callers([KnownCaller(id=str(place), api_key=digest_of(key)) for place, key in enumerate(keys)])

@@ -8,5 +8,5 @@ import pytest
 
 needs_gil = pytest.mark.skipif(
     bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
-    reason="without the GIL, functions wait for a collection, which has no generations",
+    reason="needs the GIL: without it, only the garbage collector frees functions",
 )

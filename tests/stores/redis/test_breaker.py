@@ -325,9 +325,7 @@ def test_where_no_thread_can_be_started_requests_look_for_redis(
     with contextlib.closing(Store(own_redis.url)) as it:
         assert it.fault(5) is None
         with own_redis.frozen():
-            fail(it, FAILURES - 1, HASTY)
-            monkeypatch.setattr(threading.Thread, "start", refused)
-            fail(it, 1, HASTY)
+            open_without_threads(it, monkeypatch)
             for _ in range(200):
                 it.fault(0.05)
             assert not it.store.healthy
@@ -348,15 +346,20 @@ def test_where_no_thread_can_be_started_requests_look_for_redis_ever_more_seldom
     with contextlib.closing(Store(own_redis.url)) as it:
         assert it.fault(5) is None
         with own_redis.frozen():
-            fail(it, FAILURES - 1)
-            monkeypatch.setattr(threading.Thread, "start", refused)
-            fail(it, 1)
+            open_without_threads(it, monkeypatch)
             end = time.monotonic() + 2
             while time.monotonic() < end:
                 it.fault(0.05)
                 time.sleep(0.005)
         # After pauses of at least 0.025, 0.05, 0.1, 0.2 and 0.4 s.
         assert FAILURES < it.store.failures <= FAILURES + 8
+
+
+def open_without_threads(it: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let calls fail until the breaker opens. From then on, no thread can start."""
+    fail(it, FAILURES - 1, HASTY)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    fail(it, 1, HASTY)
 
 
 def refused(_: threading.Thread) -> None:
