@@ -139,6 +139,19 @@ async def test_nobody_waits_for_ever_on_a_cluster(
         assert await ask(store, *[both] * 100) == [True] * 100
 
 
+@pytest.mark.parametrize("place", ON_ASYNCIO.values(), ids=ON_ASYNCIO)
+@in_a_loop
+async def test_what_breaks_every_time_fails_every_request(
+    redis_server: RedisServer, place: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that always raises makes no request wait, and none is tried again without end."""
+    async with contextlib.aclosing(AsyncRedisStore(redis_server.url)) as store:
+        mistake = broken(monkeypatch, *place, times=10_000)
+        await all_answered(store, [a_plan() for _ in range(100)])
+        await until(lambda: mistake.times > 0)
+        assert mistake.times < 1000
+
+
 @pytest.mark.parametrize("kind", ["one", "cluster"])
 @pytest.mark.parametrize("place", OF_THREADS.values(), ids=OF_THREADS)
 def test_no_thread_waits_for_ever(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError
+from limitgate import AsyncRedisStore, MemoryStore, RedisStore, Rule, StoreError, testing
 from limitgate.gate import refusals
 from limitgate.gate.admission import Admission
 from limitgate.gate.refusals import Refusals, kept_keys, place_of_keys
@@ -99,6 +99,15 @@ def test_ids_from_before_are_kept(site: Open, redis_server: RedisServer, monkeyp
     keys = kept(redis_server, late[0])
     assert len({read(written, keys).digest for written in early}) == 2
     assert read(refused(late[1]), keys[:1])
+
+
+def test_the_store_is_not_asked_while_a_test_replaces_it(site: Open, redis_server: RedisServer) -> None:
+    """Under `limitgate.testing.frozen`, nothing is sent to Redis, also in the background."""
+    with testing.frozen():
+        one = site(redis_server.url)
+        assert refused(one)
+        assert one.app.gate.refusals._under_way is None
+    agreed(one)
 
 
 @pytest.mark.usefixtures("default_timeout")

@@ -197,6 +197,16 @@ def test_rules_that_were_loaded_are_known_by_their_path(config: Path) -> None:
     assert limits(gate) == {"r0": ["9/minute"]}
 
 
+def test_reloaded_rules_keep_the_name_that_was_given(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path stays relative: ``limitgate status`` shows it."""
+    monkeypatch.chdir(config.parent)
+    gate = LimitGateWSGI(None, rules="config", reload=NEVER).gate
+    write(config, "limits: [9/minute]")
+    look(gate)
+    assert limits(gate) == {"r0": ["9/minute"]}
+    assert gate.rules.rule_set.source == "config"
+
+
 @pytest.mark.parametrize("rules", [[], [Rule("a", "1/s")]], ids=["none", "rules"])
 def test_rules_in_python_cannot_be_looked_at(rules: list[Rule]) -> None:
     """Nobody would look, so it is a mistake to ask for it."""

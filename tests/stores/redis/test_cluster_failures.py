@@ -18,6 +18,7 @@ from redis.exceptions import TryAgainError
 
 from limitgate import AsyncRedisStore, Limit, RedisStore, Rule, StoreError
 from limitgate.limits.plan import Plan
+from limitgate.stores.base import ConfigRequest
 from limitgate.stores.redis.breaker import FAILURES
 from limitgate.stores.redis.threads.connection import ListenDeadline, SyncConnection
 from tests.stores.test_stores import Door, attempts
@@ -340,6 +341,30 @@ def test_what_was_never_sent_takes_no_lease(cluster: RedisCluster) -> None:
             node.breaker.failed(StoreError("no answer"), time.monotonic() + PATIENT)
         assert ends(servers.exchange([plan(leased)], ListenDeadline(1))) == ["connection"]
         assert not store.leases.pending
+
+
+def test_where_no_thread_can_be_started_reading_a_value_finds_its_node_again(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a thread that would look for the node, a call that reads a value from it is let through now and then."""
+    request = ConfigRequest(key_on(0))
+    with contextlib.closing(RedisStore(cluster.url)) as store:
+        assert store.config(request, 5).text is None
+        with cluster.masters[0].frozen():
+            monkeypatch.setattr(threading.Thread, "start", no_thread)
+            while store.healthy:
+                with pytest.raises(StoreError):
+                    store.config(request, 0.05)
+        deadline = time.monotonic() + PATIENT
+        while not store.healthy:
+            with contextlib.suppress(StoreError):
+                store.config(request, 0.5)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_nobody_waits_for_what_is_given_back(cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch) -> None:

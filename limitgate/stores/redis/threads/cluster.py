@@ -86,9 +86,7 @@ class SyncCluster:
         return [conclusion.outcome for conclusion in conclusions]
 
     def config(self, request: KeptRequest, listen_deadline: ListenDeadline) -> Kept:
-        address = self._map.holder(hash_slot(request.key))
-        self._map.node(address).look()
-        errand = _Errand([NO_PLAN], [0], address, request)
+        errand = _Errand([NO_PLAN], [0], self._map.holder(hash_slot(request.key)), request)
         self._replies.outgoing(errand)
         return configuration(self._answers([errand], listen_deadline).get(errand) or _no_answer())
 

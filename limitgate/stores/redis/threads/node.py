@@ -99,7 +99,6 @@ class Node:
         raise answer if isinstance(answer, StoreError) else failure_by(answer)
 
     def config(self, request: KeptRequest, listen_deadline: ListenDeadline) -> Kept:
-        self.look()
         self._server.breaker.check(monotonic)
         call = Call([NO_PLAN], config=request)
         self._replies.outgoing(call)
