@@ -182,6 +182,24 @@ def refuse_without_headers(admission: Admission, outer: Admission | None, error:
     refuse_unread(admission, compiled_rules, error)
 
 
+def leave_out_shadows(admission: Admission, error: HeadersTooLargeError) -> bool:
+    """Leave out shadow rules, which may be all that needs the unreadable headers. Return False if there are none left."""
+    request = admission.request
+    if request.leaves_out_shadows:
+        return False
+    request.leaves_out_shadows = True
+    compiled_rules, _ = admission.rules.planner.may_apply(request)
+    shadows = [each for each in compiled_rules if not each.enforced]
+    if not shadows:
+        return False
+    end_undecided(admission)
+    admission.permits = None
+    refuse_unread(admission, shadows, error)
+    # Prevents a plain plan, which would replace the decision.
+    request.is_outermost = False
+    return True
+
+
 def refuse_without_body(
     admission: Admission, outer: Admission | None, compiled_rules: Sequence[CompiledRule], error: BodyError
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from limitgate.errors import BodyError, HeadersTooLargeError, StoreError
 from limitgate.gate import nesting, outage, refunds, refusals
 from limitgate.gate.admission import Admission, PermitWait, Turn
-from limitgate.gate.charging import Charging, deny, refuse_without_body, refuse_without_headers
+from limitgate.gate.charging import Charging, deny, leave_out_shadows, refuse_without_body, refuse_without_headers
 from limitgate.gate.flow import Awaited, Flow, PendingLimits, answers_at_once, arun, body_read, limits_awaited, run, takes_plain
 from limitgate.gate.load import Load, end_undecided, show
 from limitgate.gate.planning.active_rules import ActiveRules
@@ -204,7 +204,10 @@ class Gate:
         if identified is UNASKED and self._identify is not None and isinstance(error, Exception):
             self._identify.note(error)
         if isinstance(error, HeadersTooLargeError):
-            refuse_without_headers(admission, outer, error)
+            if identified is not UNASKED and leave_out_shadows(admission, error):
+                admission.rest = self._begin_again(admission, outer, identified)
+            else:
+                refuse_without_headers(admission, outer, error)
         elif not isinstance(error, Wanted):
             end_undecided(admission)
             return False

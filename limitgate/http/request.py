@@ -405,6 +405,8 @@ class Request:
     """None under ASGI."""
     is_outermost: bool = False
     """True for HTTP without an outer gate and with at most `MOST_LINES` header lines."""
+    leaves_out_shadows: bool = False
+    """True if shadow rules don't apply, because headers are unreadable."""
     awaits: bool = False
     """True on an event loop."""
     caller: Any = None

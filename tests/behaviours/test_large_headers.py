@@ -286,6 +286,43 @@ def test_a_value_that_is_not_read_counts_as_nothing_else(opened: Any, key: str, 
     assert opened(Rule("all", "2/minute")).ask(headers={header: LONG}).status == 200
 
 
+@pytest.mark.parametrize(
+    "trial",
+    [
+        {"key": ["header:x-id"]},
+        {"key": ["global"], "when": lambda request: request.client == STRANGER},
+        {"key": ["ip"]},
+        {"key": ["global"], "clients": [STRANGER]},
+    ],
+    ids=["header", "condition", "ip", "clients"],
+)
+def test_only_the_shadow_needs_what_is_not_read(opened: Any, trial: dict[str, Any]) -> None:
+    """The other rules decide as without the shadow rule, and the decision says that it would have refused."""
+    headers = {"X-Id": LONG, "X-Forwarded-For": ", ".join([PROXY] * 40)}
+    it = opened(
+        Rule("real", "2/minute", key=["global"]),
+        Rule("trial", "1/minute", shadow=True, **trial),
+        trusted_proxies=["10.0.0.0/8"],
+    )
+    replies = [it.ask(headers=headers, peer=PROXY) for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert [reply.headers["x-ratelimit-remaining"] for reply in replies] == ["1", "0", "0"]
+    assert [decision.shadow for decision in it.seen] == [True, True]
+
+
+def test_the_shadow_beside_another_limit_that_is_not_read(opened: Any) -> None:
+    """It is refused for the enforced rule, which needs the same header."""
+    it = opened(Rule("trial", "9/minute", key=["header:x-id"], shadow=True), Rule("real", "9/minute", key=["header:x-id"]))
+    assert it.ask(headers={"X-Id": LONG}).status == 431
+
+
+def test_a_shadow_in_front_of_an_adaptive_limit_keeps_no_place(opened: Any) -> None:
+    """The places of the first attempt are given back."""
+    it = opened(Rule("all", adaptive=Adaptive(min=2, max=4)), Rule("trial", "9/minute", key=["header:x-id"], shadow=True))
+    assert [it.ask(headers={"X-Id": LONG}).status for _ in range(6)] == [200] * 6
+    assert [it.ask().status for _ in range(6)] == [200] * 6
+
+
 def test_padding_makes_no_stranger_of_a_caller(opened: Any) -> None:
     """A listed key behind so many spaces that it is not read is refused, as the application may find the key."""
     callers = [KnownCaller(id="acme", api_key=LISTED, tier="blocked")]

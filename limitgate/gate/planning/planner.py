@@ -318,6 +318,8 @@ class Planner:
             return _UNLIMITED
         if marks:
             match = self._match_of(match.compiled_rules + self._compiled_marks(marks, request), match.exempting)
+        if request.leaves_out_shadows:
+            match = self._match_of(tuple([each for each in match.compiled_rules if each.enforced]), match.exempting)
         of_marks = tuple(map(id, marks))
         alike = tier, request.method_class, template, match.compiled_rules, match.exempting, of_marks, request.is_websocket
         prepared = self._prepared.get(alike)
