@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable
 from typing import Any
 
 import click
@@ -30,7 +30,7 @@ from limitgate.gate.refused_rules import Refusers
 from limitgate.http.paths import meet, segments
 from limitgate.http.request import ASGIRequest, Request, WSGIRequest
 from limitgate.http.written import Lines, asgi_scope, wsgi_environ
-from limitgate.process.callables import accepts
+from limitgate.process.callables import accepts, is_async
 from limitgate.routes import STATUS, NoRoutes, Pattern, Routes, application_behind, handler_of_refusals
 from limitgate.routes.flask import wsgi_routes
 from limitgate.routes.overview import Listed
@@ -50,7 +50,7 @@ class Service:
 
     @property
     def awaits(self) -> bool:
-        return self._door == "asgi" or (self._door == "django" and iscoroutinefunction(self.settings.identify))
+        return self._door == "asgi" or (self._door == "django" and is_async(self.settings.identify))
 
     @cached_property
     def routes(self) -> Routes:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from inspect import Parameter, iscoroutinefunction, signature
+from inspect import Parameter, signature
 from typing import Any, ClassVar, cast
 
 from asgiref.sync import async_to_sync
@@ -30,6 +30,7 @@ from limitgate.keys import text_of, value_of
 from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import expected_of
+from limitgate.process.callables import is_async
 from limitgate.rules.decorators import EVERYTHING, place_named, without_a_gate
 from limitgate.rules.options import ThrottleOptions
 from limitgate.rules.rule import Rule
@@ -121,7 +122,7 @@ class Throttle(BaseThrottle):  # type: ignore[misc]  # REST framework is not typ
         if isinstance(gate_request, DjangoRequest):
             gate_request.note_user(request.user)
         values = [value_of(user, _USER)] if rule.given_parts else []
-        has_to_await = not isinstance(exchange.gate.store, SyncStore) or iscoroutinefunction(rule.limits_by)
+        has_to_await = not isinstance(exchange.gate.store, SyncStore) or is_async(rule.limits_by)
         further = async_to_sync(exchange.afurther) if gate_request.awaits and has_to_await else exchange.further
         self._decision = django.limitgate = further([(rule, values)])
         refusal = exchange.open_admission().refusal

@@ -332,6 +332,8 @@ def _listed(entry: str) -> Iterator[IPv4Network | IPv6Network]:
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:
+    if "%" in entry:
+        raise ConfigError(f"{entry!r:.80} has a zone, expected an address or CIDR without one")
     try:
         network = ip_network(entry)
     except ValueError as error:

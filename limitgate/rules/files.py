@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from os import PathLike
@@ -227,7 +227,7 @@ def rules_of(option: object) -> RuleSet:
     if isinstance(option, Rule):
         raise ConfigError(f"rules: a single Rule, expected a list: rules=[Rule({option.name!r}, ...)]")
     rules: list[Rule] = []
-    for rule in option if isinstance(option, Iterable) else [option]:
+    for rule in option if isinstance(option, Iterable) and not isinstance(option, Mapping) else [option]:
         if not isinstance(rule, Rule):
             expected = "the path of a file or a folder, a list of Rule, or a RuleSet"
             raise ConfigError(f"rules: {rule!r:.80} is not a Rule, expected {expected}")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property, partial
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable
 from itertools import islice
 from typing import Annotated, Any, Literal, Self, TypeVar, Unpack
 from weakref import WeakValueDictionary
@@ -36,6 +36,7 @@ from limitgate.limits.plan import NO_COST, REQUESTS, TOKENS, check_cost, own_cos
 from limitgate.llm.costs import COSTS, FAILED, TokenEstimates, TokenKind, count_of, kind_of
 from limitgate.messages.text import expected_of, meant
 from limitgate.overload.options import Adaptive, Terms, as_adaptive
+from limitgate.process.callables import is_async
 from limitgate.rules.callers import DEFAULT_TIER, Callers, KnownCaller, Text
 from limitgate.rules.options import (
     AnyLimit,
@@ -82,7 +83,7 @@ def _cost_or_callable(value: object) -> Cost:
         return COSTS[value]
     if not callable(value):
         return check_cost(value)
-    if iscoroutinefunction(value):
+    if is_async(value):
         raise ConfigError(f"{value!r:.80} is async, expected a plain function (request) -> int")
     return check_takes_request(value)
 
@@ -141,7 +142,7 @@ def _classes(methods: frozenset[str] | None) -> frozenset[str] | None:
 
 
 def _condition(value: object) -> When | None:
-    if value is not None and (not callable(value) or iscoroutinefunction(value)):
+    if value is not None and (not callable(value) or is_async(value)):
         what = "is async" if callable(value) else "is not callable"
         raise ConfigError(f"{value!r:.80} {what}, expected a plain function (request) -> bool, in Python rules only")
     return None if value is None else check_takes_request(value)

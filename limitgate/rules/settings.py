@@ -85,6 +85,12 @@ def _duration(value: object) -> object:
         raise ConfigError(f"{EXPECTED}, not {value!r:.80}") from None
 
 
+def _once(values: tuple[str, ...]) -> tuple[str, ...]:
+    if repeated := next((value for value in values if values.count(value) > 1), None):
+        raise ConfigError(f"{repeated!r} appears twice, expected each once")
+    return values
+
+
 def _no_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ConfigError(f"expected a number, not {value!r}")
@@ -148,7 +154,7 @@ class Settings(BaseSettings):
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: Annotated[ImportString[Callable[..., Any]], AfterValidator(check_takes_request)] | None = None
     """Returns the caller: ``(request) -> Caller | None``. May be async on ASGI."""
-    headers: Annotated[Strings, each_is(_check_style)] = ("x-ratelimit",)
+    headers: Annotated[Strings, each_is(_check_style), AfterValidator(_once)] = ("x-ratelimit",)
     """Styles of rate limit headers."""
     header_names: Annotated[dict[str, str], NoDecode, BeforeValidator(_mapped)] = {}
     """Other names of rate limit headers: ``{X-RateLimit-Limit: X-Quota}``."""

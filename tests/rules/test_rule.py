@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
@@ -409,6 +410,25 @@ def test_a_callable_cost_sees_the_request() -> None:
     assert rule.cost_of(asked()) == 1
     assert rule.cost_of(asked("POST", query="n=50")) == 100
     assert rule.cost_of(asked(query="n=0")) == 0
+
+
+class Awaited:
+    async def __call__(self, request: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("option", ["cost", "when"])
+@pytest.mark.parametrize("value", [Awaited(), Awaited().__call__, partial(Awaited.__call__, Awaited())])
+def test_a_callable_that_is_async_is_a_mistake(option: str, value: Any) -> None:
+    """At start, not in each request; an object is one by its ``__call__``."""
+    with pytest.raises(ConfigError, match=f"rule 'r': {option}: .* is async, expected a plain function"):
+        Rule("r", "5/minute", **{option: value})
+
+
+def test_clients_have_no_zones() -> None:
+    """A zone would be ignored."""
+    with pytest.raises(ConfigError, match="has a zone"):
+        Rule("r", "5/minute", clients=["fe80::1%eth0"])
 
 
 @pytest.mark.parametrize(

@@ -257,6 +257,7 @@ MISTAKES = [
     ("trusted_proxies", "10.0.0.0/33", ["10.0.0.0/33"]),
     ("trusted_proxies", "10.0.0.1/8", ["10.0.0.1/8"]),
     ("trusted_proxies", "*", ["*"]),
+    ("trusted_proxies", "fe80::1%eth0", ["fe80::%1/64"]),
     ("trusted_proxies", "nginx", ("10.0.0.1", "nginx")),
     ("trusted_proxies", "[5]", [5]),
     ("trusted_proxies", '["10.0.0.1"', '["10.0.0.1"'),
@@ -270,6 +271,7 @@ MISTAKES = [
     ("headers", "draft-12", ["draft-12"]),
     ("headers", "x-ratelimit draft-11", ["X-RateLimit"]),
     ("headers", "true", [True]),
+    ("headers", "draft-11,x-ratelimit,draft-11", ("x-ratelimit", "x-ratelimit")),
     ("identify", "no.such.module:f", "no.such.module:f"),
     ("identify", "json:nothing", "json:nothing"),
     ("identify", "json:__name__", 5),
@@ -505,7 +507,7 @@ def test_rules_must_come_from_somewhere(door: Any, tmp_path: Path, monkeypatch: 
     door(lambda *_: None)
 
 
-@pytest.mark.parametrize("rules", [5, [5], ["config/"], [Rule("a", "1/s"), None], Rule("a", "1/s"), {"a": 1}])
+@pytest.mark.parametrize("rules", [5, [5], ["config/"], [Rule("a", "1/s"), None], Rule("a", "1/s"), {"a": 1}, {}])
 def test_rules_of_another_kind_are_a_mistake(rules: Any) -> None:
     """Rules are a path, a list of rules or a rule set; anything else is said at start."""
     with pytest.raises(ConfigError, match="expected"):

@@ -22,7 +22,7 @@ from limitgate.messages.text import expected_of, meant
 SINGLE = ("redis", "rediss", "unix")
 SEVERAL = ("redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
-_URL = re.compile(r"(?P<login>[^/?#@]*@|)(?P<servers>[^/?#@]*)(?P<path>[^?#]*)\??(?P<options>[^#]*)(?:#.*)?")
+_URL = re.compile(r"(?P<login>[^/?@]*@|)(?P<servers>[^/?@]*)(?P<path>[^?]*)\??(?P<options>.*)")
 _SERVER = re.compile(r"(?P<host>[^\s:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _EXPECTED = "expected for example redis+cluster://h1:7000,h2:7000 or redis+sentinel://h1:26379,h2:26379/mymaster"
 _SINGLE_EXPECTED = "expected for example redis://localhost:6379/0 or redis://user:password@localhost:6379/0"
@@ -107,6 +107,8 @@ def read_url(url: str) -> StoreUrl:
     scheme = scheme_of(url)
     if re.search(r"\s", url):
         raise ConfigError("store: the URL contains a space or a line break, expected none (%20 is a space)")
+    if "#" in url:
+        raise ConfigError(f"store: the URL contains a #, expected none {_ENCODED}")
     if scheme not in SEVERAL:
         return _read_single(scheme, url)
     scheme, _, kind = scheme.partition("+")
@@ -126,10 +128,10 @@ def read_url(url: str) -> StoreUrl:
 
 
 def _read_single(scheme: str, url: str) -> StoreUrl:
-    netloc, rest = re.fullmatch(r"([^/?#]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
+    netloc, rest = re.fullmatch(r"([^/?]*)(.*)", url.partition("://")[2]).groups()  # type: ignore[union-attr]
     login, _, server = netloc.rpartition("@")
-    path, _, listed = rest.partition("#")[0].partition("?")
-    if "@" in rest.partition("?")[0] or "@" in rest.partition("#")[2]:
+    path, _, listed = rest.partition("?")
+    if "@" in path:
         raise ConfigError(f"store: an @ after the host, {_SINGLE_EXPECTED} {_ENCODED}")
     options = dict(parse_qsl(listed, keep_blank_values=True))
     if login and ":" not in login and "password" not in options:
@@ -190,7 +192,7 @@ def check_options(url: str, known: Collection[str]) -> None:
 
 
 def _listed(url: str) -> str:
-    return url.partition("#")[0].partition("?")[2]
+    return url.partition("?")[2]
 
 
 def shown(store: object) -> str:

@@ -72,7 +72,7 @@ def options(url: str, pool: Any = ConnectionPool) -> dict[str, Any]:
         ("redis+cluster://h1:7000,h2,10.0.0.3:65535/0", [("h1", 7000), ("h2", 6379), ("10.0.0.3", 65535)]),
         ("redis+cluster://[::1],[fe80::1:2]:7001", [("::1", 6379), ("fe80::1:2", 7001)]),
         ("rediss+cluster://h1:7000,[::1]:7001?ssl_cert_reqs=none", [("h1", 7000), ("::1", 7001)]),
-        ("redis+cluster://user:p,w@h1:1,h2:2#fragment", [("h1", 1), ("h2", 2)]),
+        ("redis+cluster://user:p,w@h1:1,h2:2", [("h1", 1), ("h2", 2)]),
     ],
 )
 def test_nodes_of_a_cluster(url: str, nodes: list[Any]) -> None:
@@ -159,6 +159,11 @@ BAD_URLS = [
     "redis+sentinel://h1:26379/mymaster/nine",
     "redis+sentinel://h1:26379/mymaster?no_such_option=1",
     "redis+other://h1",
+    "redis+cluster://h1:7000#fragment",
+    "redis+sentinel://h1:26379/mymaster/1#/2",
+    "redis://h1#/5",
+    "redis://h1/0?db=0#",
+    "unix:///run/redis#1.sock",
     "redis+cluster:/h1",
     "redis+cluster",
 ]
