@@ -111,8 +111,9 @@ class RuleBucketOperations:
         return min(decisions, key=_room)
 
 
-def _room(decision: Decision) -> tuple[float, int, float]:
-    return -decision.retry_after, decision.remaining, -decision.reset_after
+def _room(decision: Decision) -> tuple[float, int, float, list[int]]:
+    # The short windows of a used bucket may be full again.
+    return -decision.retry_after, decision.remaining, -decision.reset_after, [window.remaining for window in decision.windows]
 
 
 class AsyncRuleBucket:

@@ -181,6 +181,19 @@ def test_a_path_as_it_is_sent(door: str, patterns: str | list[str]) -> None:
     assert reply_of(door, [rule], store, "/api/hello", PEER, headers={}).rate["x-ratelimit-remaining"] == "2"
 
 
+@pytest.mark.parametrize("limits", [["5/second", "2000/day"], ["2000/day", "5/second"], ["5/second", "9/second", "2000/day"]])
+def test_the_used_one_of_two_buckets_is_shown_when_its_short_window_is_full_again(limits: list[str]) -> None:
+    """A path without placeholders may be a route or not, so there are two candidates."""
+    clock = Clock()
+    store = MemoryStore(clock)
+    rule = Rule("api", *limits, path="/api/**", key=["path", "ip"])
+    for _ in range(3):
+        assert reply_of("wsgi", [rule], store, "/api/hello", ADDRESSES[0], secret=None).status == 200
+    clock.advance(2)
+    windows = Limiter(store, key_prefix="shop").bucket(rule, ip=ADDRESSES[0], path="/api/hello").peek().windows
+    assert {window.limit: window.used for window in windows} == {5: 0, 2000: 3} | ({9: 0} if len(limits) > 2 else {})
+
+
 @pytest.mark.parametrize("door", ["asgi", "wsgi"])
 @pytest.mark.parametrize("key", [["path"], ["path", "api_key"], ["global", "path"]])
 def test_a_rule_that_does_not_count_by_address(door: str, key: list[str]) -> None:
