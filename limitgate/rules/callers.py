@@ -65,7 +65,7 @@ class Caller:
             )
         for rule, given in self.limits.items():
             # Applications make a caller for each request.
-            if type(given) is not str or not given:
+            if type(given) is not str or not given or type(rule) is not str:
                 _check_given(rule, given)
         if not isinstance(self.id, str) or not isinstance(self.tier, str):
             raise TypeError(
@@ -79,6 +79,8 @@ class Caller:
 
 
 def _check_given(rule: object, given: object) -> None:
+    if not isinstance(rule, str):
+        raise TypeError(f"the limits of a Caller are for {rule!r:.80}, expected the name of a rule")
     several = isinstance(given, list | tuple)
     if several and not given:
         raise ConfigError(f"the limits of a Caller for {rule!r:.80} are empty, expected limits, or None for no limit")

@@ -268,6 +268,13 @@ def test_caller_with_limits_as_third_argument_is_accepted() -> None:
     assert Caller("acme", "vip", {"api": "5/minute"}) == Caller("acme", tier="vip", limits={"api": "5/minute"})
 
 
+@pytest.mark.parametrize("rule", [5, None, b"api", ("api",)])
+def test_own_limits_are_for_rules_by_name(rule: Any) -> None:
+    """Limits under another key would be ignored."""
+    with pytest.raises(TypeError, match=r"the limits of a Caller are for .*, expected the name of a rule"):
+        Caller("acme", limits={rule: "1/minute"})
+
+
 @pytest.mark.parametrize("given", [0, 5, True, 1.5, b"5/s", ["5/s", 0], [None], (5, "s"), object(), {"5/s"}])
 def test_a_callers_limits_are_limits(given: Any) -> None:
     """A number would leave the caller with the limits of the rule."""
