@@ -662,6 +662,20 @@ def test_whoever_waits_for_too_long_is_refused() -> None:
     asyncio.run(main())
 
 
+def test_whoever_waits_for_a_second_place_in_vain_gives_the_first_one_back() -> None:
+    async def main() -> None:
+        held = Held()
+        app = LimitGate(held, rules=[Rule("wide", adaptive=Adaptive(min=9, max=9)), one_place(max_delay="5ms")])
+        first = await begun(app, held)
+        check_refusal(await asgi_reply(app))
+        assert (places_of(app, "wide").limit.in_flight, places_of(app).limit.in_flight) == (1, 1)
+        held.go.set()
+        await first
+        assert places_of(app, "wide").limit.in_flight == 0
+
+    asyncio.run(main())
+
+
 def test_a_client_that_leaves_while_it_waits_gives_up_its_place_in_the_line() -> None:
     async def main() -> None:
         held = Held()

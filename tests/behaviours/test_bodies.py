@@ -32,6 +32,7 @@ from tests.support.clock import Clock
 from tests.support.django_app import WAYS
 from tests.support.doors import PATIENCE, SITES, Reply, Site, Wire, asgi_reply, handshake, http_scope, wsgi_environ, wsgi_reply
 from tests.support.effort import EXAMPLES
+from tests.support.observed import Recorder
 from tests.support.virtual import World
 
 # isort: split
@@ -403,6 +404,18 @@ def test_gates_within_gates() -> None:
     replies = asyncio.run(main())
     assert [each.status for each in replies] == [200, 200, 429]
     assert replies[0].body == b'{"tenant": 1, "user": 1}'
+
+
+def test_a_body_that_the_inner_gate_refuses_is_counted_once() -> None:
+    """The outer gate has admitted the request, but knows its outcome."""
+    recorder = Recorder()
+    inner = LimitGate(echo, rules=[Rule("inner", "9/minute", key=["json:/user"])], observers=[recorder])
+    gated = LimitGate(inner, rules=[Rule("outer", "9/minute")], observers=[recorder])
+    scope = http_scope(method="POST")
+    wire = Wire({"type": "http.request", "body": b" " * (BODY_LIMIT + 1)})
+    assert asyncio.run(wire.call(gated, scope)).reply().status == 413
+    assert scope["limitgate.outcome"] == "refused"
+    assert recorder.new("requests") == {("refused", "nobody"): 1}
 
 
 FUZZED = st.lists(

@@ -150,8 +150,11 @@ def test_no_lock_is_waited_for_by_whom_it_is_held(
 
 
 @pytest.mark.parametrize("url", ["memory", "redis"])
-def test_an_abandoned_generator_gives_its_slot_back(redis_server: RedisServer, url: str) -> None:
+def test_an_abandoned_generator_gives_its_slot_back(
+    redis_server: RedisServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The garbage collector waits for no store and no lock: what was held is given back soon, by another thread."""
+    monkeypatch.setattr("limitgate.gate.slot_keeper.RENEW", 1000.0)  # not only when slots are renewed
     calls: list[tuple[int, Plan]] = []
     kind: Any = MemoryStore if url == "memory" else RedisStore
 

@@ -56,6 +56,30 @@ def test_a_connection_in_a_garbage_cycle_closes_its_socket() -> None:
     assert [str(each.message) for each in caught] == []
 
 
+def test_a_server_that_reads_a_little_at_a_time_takes_no_longer_than_the_deadline() -> None:
+    """Whoever sends makes progress all the time, and the deadline holds all the same."""
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ends = threading.Event()
+
+    def read() -> None:
+        while not ends.wait(SLICE / 4):
+            theirs.recv(4096)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    connection = SyncConnection(OlderSocket((ours, theirs)))
+    began = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            connection.send(b"x" * 50_000_000, ListenDeadline(0.1))
+        assert time.monotonic() - began < PATIENT / 4
+    finally:
+        ends.set()
+        reader.join()
+        connection.close()
+
+
 class Counted:
     """In place of an object: counts the calls of its methods."""
 
