@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -22,8 +24,19 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 import limitgate.flask
-from limitgate import ConfigError, LimitGate, LimitGateWSGI, MemoryStore, Rule, StoreError, load_rules, open_sync_store
-from tests.support.doors import PATIENCE, PROCESS_PATIENCE, ASGISite, Wire, asgi_reply
+from limitgate import (
+    ConfigError,
+    LimitGate,
+    LimitGateWSGI,
+    MemoryStore,
+    RedisStore,
+    Rule,
+    StoreError,
+    load_rules,
+    open_sync_store,
+)
+from limitgate.gate.lifecycle import build, start
+from tests.support.doors import PATIENCE, PROCESS_PATIENCE, ASGISite, Wire, asgi_reply, until
 from tests.support.impostor import Impostor
 from tests.support.redis_server import RedisServer, free_port
 from tests.support.threads import Began
@@ -192,6 +205,28 @@ def test_no_thread_of_ours_runs_while_a_process_forks(redis_server: RedisServer)
             "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - began < 5)",
         )
     assert out.split() == ["1", "True"]
+
+
+def test_where_a_server_is_going_to_fork_each_child_connects_before_its_first_request(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent, which answers no request, neither connects nor starts a thread."""
+    for module in (build, start):
+        monkeypatch.setattr(module, "is_going_to_fork", lambda: True)
+    began = Began()
+    with own_redis.client() as client:
+        alone = len(client.client_list())
+        gated = LimitGateWSGI(app, rules=RULES, store=RedisStore(own_redis.url))
+        assert (began.names(), len(client.client_list())) == ([], alone)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException), own_redis.client() as mine:
+            until(lambda: len(mine.client_list()) > 1)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert began.names() == []
+    assert gated.gate.store.healthy
 
 
 # --- required ---------------------------------------------------------------------------------------------------------
