@@ -64,7 +64,7 @@ class Bucket:
         self.weights: tuple[int, ...] = tuple([limit.period_us for limit in limits])
         self.capacities: tuple[int, ...] = tuple([limit.capacity for limit in limits])
         """Ticks of a full bucket."""
-        self.lease: int = min([limit.lease for limit in limits], default=0)
+        self.lease: int = min([limit.lease for limit in limits])
         self.borrow: bool = any(limit.borrow for limit in limits)
         self.algorithm: Algorithm = _common_algorithm(limits)
         self.facts: int = self.algorithm.REPLY_FIELDS * len(limits)

@@ -53,6 +53,21 @@ def test_all_of_it_counts_where_there_is_a_connection() -> None:
     assert _silence(GRAIN, LONGEST) == pytest.approx(GRAIN + LONGEST)
 
 
+def test_time_in_which_something_is_heard_is_no_silence() -> None:
+    """An answer ends the silence until the next look, and no longer."""
+    clock: Any = _Clock(was_away=False)
+    silence = Silence(clock)
+    silence.watch(clock)
+    counted = []
+    for is_heard in (False, True, False, True, True):
+        clock.seconds += GRAIN
+        if is_heard:
+            silence.break_()
+        counted.append(silence.go_on())
+    assert counted == [True, False, True, False, False]
+    assert silence.seconds == pytest.approx(2 * GRAIN)
+
+
 def test_a_loop_that_was_away_is_known_to_have_been() -> None:
     """A loop that other threads kept from the GIL for 5 ms was away, and it still is where it comes in time once."""
 
