@@ -217,6 +217,7 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),
         (["ban", "key", "--for", "36601d"], 2, "at most 100 years"),
         (["bans", "--timeout", "0"], 2, "0<x<=60"),
+        (["bans", "--ipv6-prefix", "31"], 2, "32<=x<=128"),
         (["bans", "--store", "memory://"], 2, "belongs to a single process"),
         (["bans", "--store", "ftp://h"], 2, "ftp"),
         (["bans", "--store", "redis://127.0.0.1:1", "--timeout", "1"], 3, ""),
