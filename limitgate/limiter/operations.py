@@ -35,6 +35,7 @@ from limitgate.observing.counts import Held, LimiterCounts, observe
 from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch, waiting
 from limitgate.process.forking import IN_MEMORY, Remade
+from limitgate.rules.callers import API_KEY_HEADER
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
@@ -127,6 +128,7 @@ class Operations(Remade):
             key_prefix=self._plans.key_prefix,
             secret=self._plans.secret,
             ipv6_prefix=self._ipv6_prefix,
+            api_key_header=API_KEY_HEADER,
         )
 
     def _spending(self, plan: Plan) -> Flow[Reading]:
