@@ -34,6 +34,8 @@ from limitgate.rules.rule import Rule
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
+_OF_RULES = ("ip", "path", "api_key", "header", "body", "caller", "user", "method", "host", "tier", "given", "limits")
+_OF_LIMITS = ("algorithm", "align")
 _ANY_LIMIT = ["1/second"]
 """Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
@@ -101,6 +103,10 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
+    if words and (unused := _given(options, _OF_RULES)):
+        raise click.UsageError(f"{unused}: for a client of a --rule only, expected KEY and limits without it")
+    if len(words) < 2 and (unused := _given(options, _OF_LIMITS)):
+        raise click.UsageError(f"{unused}: for the limits after KEY only, expected KEY and limits, such as '10/second'")
     if words:
         return _state_of_key(opened, words[0], _limits(words[1:], options), needs_limits=use == "reset")
     if not (rule and opened.service):
@@ -111,6 +117,10 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
         return _state_of_rule(opened, opened.service, rule, options, use)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
+
+
+def _given(options: Options, names: Sequence[str]) -> str:
+    return ", ".join([f"--{name.replace('_', '-')}" for name in names if options[name] not in (None, ())])
 
 
 def _by_options(message: str) -> str:
@@ -301,7 +311,7 @@ def _parts(options: Options) -> BucketParts:
     if options["limits"]:
         parts["limits"] = list(options["limits"])
     if options["given"]:
-        parts["given"] = dict(map(_given, options["given"]))
+        parts["given"] = dict(map(_named_value, options["given"]))
     if options["header"]:
         parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
     if options["body"] is not None:
@@ -309,7 +319,7 @@ def _parts(options: Options) -> BucketParts:
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
 
 
-def _given(text: str) -> tuple[str, str]:
+def _named_value(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (equals and name and value):
         raise click.UsageError(f"{text!r:.80} is not the result of a dependency, expected NAME=VALUE")
