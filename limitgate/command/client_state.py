@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -20,7 +20,8 @@ from limitgate.command.output import Verb, say
 from limitgate.command.service import Service, tell_unidentified
 from limitgate.errors import ConfigError
 from limitgate.gate.explain import doubt_about_bucket, path_reason
-from limitgate.http.client_ip import canonical
+from limitgate.gate.planning.identity import Identities
+from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
@@ -33,6 +34,8 @@ from limitgate.rules.rule import Rule
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
+_OF_RULES = ("ip", "path", "api_key", "header", "body", "caller", "user", "method", "host", "tier", "given", "limits")
+_OF_LIMITS = ("algorithm", "align")
 _ANY_LIMIT = ["1/second"]
 """Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
@@ -54,7 +57,9 @@ def state_options(verb: Verb) -> Verb:
             help="The route's template; with --app also the path or URL of a request. Default: the rule's pattern.",
         ),
         click.option("--api-key", metavar="KEY", help="The API key as the client sends it."),
-        click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header that the client sends."),
+        click.option(
+            "-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of the client, also that of its API key."
+        ),
         click.option("--body", metavar="JSON", help="The JSON body that the client sends."),
         click.option("--caller", metavar="ID", help="The caller's id."),
         click.option("--user", metavar="ID", help="The user."),
@@ -98,6 +103,10 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
     words, rule = options["words"], options["rule"]
     if words and (rule or options["rules"]):
         raise click.UsageError("expected either --rules and --rule, or KEY and limits, not both")
+    if words and (unused := _given(options, _OF_RULES)):
+        raise click.UsageError(f"{unused}: for a client of a --rule only, expected KEY and limits without it")
+    if len(words) < 2 and (unused := _given(options, _OF_LIMITS)):
+        raise click.UsageError(f"{unused}: for the limits after KEY only, expected KEY and limits, such as '10/second'")
     if words:
         return _state_of_key(opened, words[0], _limits(words[1:], options), needs_limits=use == "reset")
     if not (rule and opened.service):
@@ -108,6 +117,10 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
         return _state_of_rule(opened, opened.service, rule, options, use)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
+
+
+def _given(options: Options, names: Sequence[str]) -> str:
+    return ", ".join([f"--{name.replace('_', '-')}" for name in names if options[name] not in (None, ())])
 
 
 def _by_options(message: str) -> str:
@@ -148,19 +161,11 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
 
 def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, use: Use) -> ClientState:
     parts = _parts(options)
-    callers = asked.rules.callers
-    caller = None if options["api_key"] is None else callers.with_key(options["api_key"])
-    if options["caller"] is not None:
-        caller = callers.named(options["caller"])
-    elif asked.settings.identify is not None:
-        identified = asked.caller_of(_request(asked, options))
-        if identified is None and (options["api_key"] or options["header"]) and caller is None:
-            tell_unidentified("--caller ID")
-        if identified is not None:
-            parts["caller"] = caller = identified
-        elif not callers.list_keys:
-            parts.pop("api_key", None)  # an unidentified key counts as none
+    caller = _caller(asked, options, parts)
     rule = _rule(asked, name, caller, options)
+    key_header = asked.settings.api_key_header
+    if not rule.key_asks(f"header:{key_header.lower()}"):  # shown as api_key
+        parts["headers"] = dict(_without(key_header, parts.get("headers", {}).items()))
     if caller is None and not options["limits"]:
         _consider_own_limits(asked, rule, options, use)
     if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
@@ -180,6 +185,28 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
             )
     bucket = _bucket_of(opened, rule, parts, templates)
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
+
+
+def _caller(asked: Service, options: Options, parts: BucketParts) -> Caller | None:
+    """Return the caller, and add it and the API key to the parts."""
+    callers, identities = asked.rules.callers, _identities(asked)
+    request = _request(asked, options, identities)
+    api_key, caller = identities.presented_key(request), identities.listed(request)
+    if api_key is not None:
+        parts["api_key"] = api_key
+    if options["caller"] is not None:
+        caller = callers.named(options["caller"])
+    elif asked.settings.identify is not None:
+        identified = asked.caller_of(request)
+        if identified is None and (options["api_key"] or options["header"]) and caller is None:
+            tell_unidentified("--caller ID")
+        if identified is not None:
+            parts["caller"] = caller = identified
+        elif not callers.list_keys:
+            parts.pop("api_key", None)  # an unidentified key counts as none
+    if caller is not None and "caller" not in parts and (api_key is None or callers.with_key(api_key) is None):
+        parts["caller"] = caller  # by other headers
+    return caller
 
 
 def _bucket_of(opened: Opened, rule: Rule, parts: BucketParts, templates: Sequence[str | None] | None) -> RuleBucket:
@@ -220,15 +247,42 @@ def _has_one_bucket(rule: Rule) -> bool:
     return (rule.algorithm is None or ALGORITHMS[rule.algorithm] is gcra) and not any(each.suffix for each in rule.buckets)
 
 
-def _request(asked: Service, options: Options) -> Request:
+def _identities(asked: Service) -> Identities:
+    settings = asked.settings
+    return Identities(
+        asked.rules.callers,
+        TrustedProxies(settings.trusted_proxies, settings.forwarded_header),
+        asked.rules.tiers,
+        identifies=False,
+        api_key_header=settings.api_key_header,
+        ipv6_prefix=settings.ipv6_prefix,
+    )
+
+
+def _request(asked: Service, options: Options, identities: Identities) -> Request:
+    """Return the client's request. Raises `click.UsageError` for two API keys."""
     headers = [header_of(text) for text in options["header"]]
-    if options["api_key"] is not None:
-        name, key = asked.settings.api_key_header, options["api_key"]
-        headers.append((name, f"Bearer {key}" if name.lower() == "authorization" else key))
     if options["host"] is not None:
         headers.append(("Host", options["host"]))
-    path = target_of(options["path"] or "/")[0]
-    return asked.request((options["method"] or "GET").upper(), path, options["ip"], headers, options["user"])
+    method, path = (options["method"] or "GET").upper(), target_of(options["path"] or "/")[0]
+
+    def with_headers(lines: Sequence[tuple[str, str]]) -> Request:
+        request = asked.request(method, path, options["ip"], lines, options["user"])
+        request.resolve_client = lambda this: this.peer
+        return request
+
+    request, key, name = with_headers(headers), options["api_key"], asked.settings.api_key_header
+    sent = identities.presented_key(request)
+    if key is None or sent == _as_sent(key):
+        return request
+    if sent is not None:
+        raise click.UsageError(f"--api-key and -H '{name}: ...' are different keys, expected one of them")
+    value = f"Bearer {key}" if name.lower() == "authorization" else key
+    return with_headers([*_without(name, headers), (name, value)])
+
+
+def _without(name: str, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(other, value) for other, value in headers if other.lower() != name.lower()]
 
 
 def _rule(asked: Service, name: str, caller: Caller | None, options: Options) -> Rule:
@@ -257,7 +311,7 @@ def _parts(options: Options) -> BucketParts:
     if options["limits"]:
         parts["limits"] = list(options["limits"])
     if options["given"]:
-        parts["given"] = dict(map(_given, options["given"]))
+        parts["given"] = dict(map(_named_value, options["given"]))
     if options["header"]:
         parts["headers"] = {name: _as_sent(value) for name, value in map(header_of, options["header"])}
     if options["body"] is not None:
@@ -265,7 +319,7 @@ def _parts(options: Options) -> BucketParts:
     return cast("BucketParts", {label: value for label, value in parts.items() if value is not None})
 
 
-def _given(text: str) -> tuple[str, str]:
+def _named_value(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (equals and name and value):
         raise click.UsageError(f"{text!r:.80} is not the result of a dependency, expected NAME=VALUE")

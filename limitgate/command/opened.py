@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,10 +33,13 @@ Options = Mapping[str, Any]
 
 
 class _Timeout(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         with suppress(ConfigError):
             value = as_seconds(value, self.name)
-        return super().convert(value, param, ctx)
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{seconds} is not in the range {self.min:g}<x<={self.max:g}.", param, ctx)
+        return seconds
 
 
 timeout_option: Callable[[Verb], Verb] = click.option(
@@ -76,7 +80,10 @@ def key_options(verb: Verb) -> Verb:
         key_prefix_option,
         secret_option,
         click.option(
-            "--ipv6-prefix", metavar="BITS", help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]", type=int
+            "--ipv6-prefix",
+            metavar="BITS",
+            help="IPv6 prefix of the service.  [env var: LIMITGATE_IPV6_PREFIX]",
+            type=click.IntRange(32, 128),
         ),
     )
 

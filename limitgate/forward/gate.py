@@ -35,6 +35,8 @@ from limitgate.rules.settings import GateSettings
 
 HEALTH = "/healthz"
 _FORWARDED_FOR = FORWARDED_FOR.encode()
+_REMOTE_ADDRESS = "the entry remote_address"
+"""The same in a gRPC call."""
 _OF_CONFIGURATION = (Diagnosis.DISAGREEING, Diagnosis.NO_METHOD, Diagnosis.NO_CLIENT, Diagnosis.NO_URI)
 _DENIAL = "websocket.http.response"
 
@@ -86,10 +88,13 @@ class ForwardGate:
         gate = self._decides.gate
         if gate is None:
             return Decided(None, [], None)
+        if self._proxies.trust(_peer(scope)):
+            self._note_missing(scope, "gRPC", _REMOTE_ADDRESS, "the entry method")
+        elif _names_client(scope):
+            self._untrusted.log(_REMOTE_ADDRESS)
+            scope = {**scope, "headers": [line for line in scope["headers"] if line[0] != _FORWARDED_FOR]}
         request = ASGIRequest(scope)
         request.cost = cost
-        if self._proxies.trust(request.peer):
-            self._note_missing(scope, "gRPC", "the entry remote_address", "the entry method")
         admission = await gate.acheck(request)
         refusal, fields = admission.refusal, admission.raw_fields()
         if refusal is None:
@@ -139,7 +144,7 @@ class ForwardGate:
                 scope[name] = request[name]
 
     def _note_missing(self, request: Scope, place: str, client: str, method: str) -> None:
-        if not any(name == _FORWARDED_FOR for name, _ in request["headers"]):
+        if not _names_client(request):
             self._mistaken[Diagnosis.NO_CLIENT].log(place, place, client)
         if request["method"] == ANY_METHOD:
             self._mistaken[Diagnosis.NO_METHOD].log(place, place, method)
@@ -226,6 +231,10 @@ async def _send(send: Send, status: int, headers: Sequence[tuple[bytes, bytes]],
 def _peer(scope: Scope) -> str | None:
     client = scope.get("client")
     return client[0] if client else None
+
+
+def _names_client(scope: Scope) -> bool:
+    return any(name == _FORWARDED_FOR for name, _ in scope["headers"])
 
 
 def _told_by(scope: Scope, dialect: Dialect) -> str | None:

@@ -28,13 +28,14 @@ from limitgate.limiter.plans import (
 from limitgate.limiter.reservation import ChargedOperation
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucketOperations, rule_bucket
 from limitgate.limits.decision import Decision, decide
-from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds
+from limitgate.limits.limit import Duration, Limit, as_limit, as_seconds, store_timeout
 from limitgate.limits.plan import Plan, Reading, Source, Verb, check_cost
 from limitgate.messages.text import lacking
 from limitgate.observing.counts import Held, LimiterCounts, observe
 from limitgate.observing.exporter import Observer, observers_of, store_counts
 from limitgate.process import switch, waiting
 from limitgate.process.forking import IN_MEMORY, Remade
+from limitgate.rules.callers import API_KEY_HEADER
 from limitgate.stores.base import ConfigRequest, StoredConfig
 from limitgate.stores.memory import MemoryStore
 
@@ -79,12 +80,9 @@ class Operations(Remade):
         ipv6_prefix: int,
         observers: Iterable[str | Observer],
     ) -> None:
-        timeout = as_seconds(timeout, "timeout")
-        if not isinstance(timeout, int | float) or not 0 < timeout <= 60:
-            raise ValueError(f"timeout is {timeout!r:.40}, expected seconds above 0, at most 60")
         if not 32 <= ipv6_prefix <= 128:
             raise ConfigError(f"ipv6_prefix is {ipv6_prefix!r:.40}, expected 32 to 128")
-        self._timeout = timeout
+        self._timeout: float = store_timeout(timeout)
         self._plans = Plans(key_prefix, secret)
         self._ipv6_prefix = ipv6_prefix
         self._known = Known()
@@ -130,6 +128,7 @@ class Operations(Remade):
             key_prefix=self._plans.key_prefix,
             secret=self._plans.secret,
             ipv6_prefix=self._ipv6_prefix,
+            api_key_header=API_KEY_HEADER,
         )
 
     def _spending(self, plan: Plan) -> Flow[Reading]:

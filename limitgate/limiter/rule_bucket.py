@@ -38,13 +38,13 @@ class BucketParts(TypedDict, total=False):
     ip: str | IPv4Address | IPv6Address | None
     """The client's address."""
     api_key: str | None
-    """The API key as sent."""
+    """The API key as sent. Default: that in ``headers``."""
     caller: str | Caller | None
     """A `Caller`, or its id."""
     user: object
     """The authenticated user, or its id."""
     headers: Mapping[str, str]
-    """Headers by name."""
+    """Headers by name. ``x-api-key`` is the API key; for another ``api_key_header`` of the gate, pass ``api_key``."""
     json: object
     """The JSON body, or the members in the key: ``{"user": 7}``."""
     method: str | None
@@ -196,11 +196,12 @@ def rule_bucket(
     templates: Sequence[str | None] | None = None,
     rules: RuleSet | None = None,
     shadow: bool = False,
+    api_key_header: str = _API_KEY,
 ) -> RuleBucketOperations:
     """Return a rule's bucket; ``name`` selects an endpoint's limit.
 
-    ``templates`` replace the path of known routes. ``rules`` are the gate's, by default those around the rule. Raises
-    `ConfigError` for a missing or invalid part, and `TypeError` for an unknown part.
+    ``templates`` replace the path of known routes. ``rules`` are the gate's, by default those around the rule. Headers have an
+    API key only in ``api_key_header``. Raises `ConfigError` for a missing or invalid part, and `TypeError` for an unknown part.
     """
     chosen = _rule_of(rule, name)
     check_names("bucket", parts, BucketParts)
@@ -216,7 +217,7 @@ def rule_bucket(
     )
     values = _values(chosen, parts)
     paths = _paths(chosen, parts.get("path")) if templates is None else templates
-    subjects = [_subject(chosen, rules or chosen.rule_set, parts, ipv6_prefix, path) for path in paths]
+    subjects = [_subject(chosen, rules or chosen.rule_set, parts, ipv6_prefix, path, api_key_header) for path in paths]
     for subject in subjects:
         _check_parts(chosen, subject, values, parts)
     limited = _limited(compiled_rule, subjects[0], parts.get("limits"))
@@ -272,21 +273,26 @@ class _DescribedSubject(Subject):
         return address
 
 
-def _subject(rule: Rule, rules: RuleSet, parts: BucketParts, ipv6_prefix: int, path: str | None) -> _DescribedSubject:
-    named = parts.get("caller")
+def _subject(  # noqa: PLR0917 - called above only
+    rule: Rule, rules: RuleSet, parts: BucketParts, ipv6_prefix: int, path: str | None, api_key_header: str
+) -> _DescribedSubject:
+    named, api_key, request = parts.get("caller"), parts.get("api_key"), _request(parts)
     callers, tiers = rules.callers, rules.tiers
-    identities = Identities(
-        callers,
-        TrustedProxies((), "x-forwarded-for"),
-        tiers,
-        identifies=named is not None,
-        api_key_header=_API_KEY,
-        ipv6_prefix=ipv6_prefix,
-    )
+
+    def reading(header: str) -> Identities:
+        proxies = TrustedProxies((), "x-forwarded-for")
+        identifies = named is not None
+        return Identities(callers, proxies, tiers, identifies=identifies, api_key_header=header, ipv6_prefix=ipv6_prefix)
+
+    identities = reading(api_key_header)
+    if api_key is not None:
+        if identities.presented_key(request) not in (None, api_key):
+            raise ConfigError(f"api_key= and headers={{{api_key_header!r}: ...}} differ, expected one of them")
+        identities = reading(_API_KEY)
     tier = parts.get("tier")
     if isinstance(named, str):
         named = callers.named(named) or Caller(named, tier or rule.tier or DEFAULT_TIER)
-    found = identities.subject(_request(parts), named)
+    found = identities.subject(request, named)
     tier = tier or (found.tier if found.caller else rule.tier or DEFAULT_TIER)
     subject = _DescribedSubject(found.request, found.caller, tier, identities)
     subject.route = path

@@ -459,3 +459,15 @@ def as_seconds(value: Duration | T, what: str) -> float | T:
         return seconds_of(value)
     except ConfigError:
         raise ConfigError(f"{what} is {value!r:.40}, {EXPECTED}") from None
+
+
+LONGEST_TIMEOUT = 60
+"""Seconds."""
+
+
+def store_timeout(value: object) -> float:
+    """Return the longest wait for a store in seconds. Raises `ConfigError` unless it is above 0 and at most a minute."""
+    seconds = as_seconds(value, "timeout")
+    if not isinstance(seconds, int | float) or not 0 < seconds <= LONGEST_TIMEOUT:
+        raise ConfigError(f"timeout is {value!r:.40}, expected seconds above 0, at most {LONGEST_TIMEOUT}")
+    return seconds

@@ -33,8 +33,8 @@ class Diagnosis(Enum):
     UNTRUSTED_FORWARDING = (
         "LG006",
         (
-            "a request carried %s, but its peer is not in trusted_proxies, so the header was ignored; if the peer is your "
-            "proxy, all its clients count as one: add its address to trusted_proxies"
+            "a request carried %s, which was ignored because its peer is not in trusted_proxies; if the peer is your proxy, "
+            "all its clients count as one: add its address to trusted_proxies"
         ),
     )
     OVERSHOOTS = "LG007", "%s: %s admits up to %d within one period; 'burst %d' limits it to %d"

@@ -16,6 +16,7 @@ from limitgate.errors import called_as
 from limitgate.gate.flow import arun
 from limitgate.http.request import ASGIRequest, Scope
 from limitgate.internal_errors import logged_errors
+from limitgate.limits.limit import Duration
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS
 from limitgate.page.site import MOST_BODY, NOT_ADMITTED, STREAM, Answer, Guard, Site, error
@@ -40,8 +41,8 @@ class Page:
     ``store`` is the service's, or its URL. ``guard`` takes a `limitgate.Request` and returns the viewer's name, or None for a
     403; it may be async. ``names`` shows clients ``masked``, in ``full``, or ``off``. With ``actions``, the page can ban,
     pardon and reset clients; the journal records the viewer's name. ``rules``, ``key_prefix`` and ``secret`` are by default
-    those of the `LimitGate` around the page, or ``LIMITGATE_*``. ``timeout`` is in seconds per store call. Raises `ConfigError`
-    for invalid options.
+    those of the `LimitGate` around the page, or ``LIMITGATE_*``. ``timeout`` is the longest wait for a store call:
+    seconds above 0, at most 60, or text such as ``2s``. Raises `ConfigError` for invalid options.
     """
 
     @called_as("Page(store, guard=...): options have names")
@@ -55,7 +56,7 @@ class Page:
         rules: Any = None,
         key_prefix: str | None = None,
         secret: str | None = None,
-        timeout: float = 2.0,
+        timeout: Duration = 2.0,
     ) -> None:
         self._site = Site(
             store,

@@ -16,6 +16,7 @@ from limitgate.fleet.reader import FleetReader, reader_of
 from limitgate.gate.flow import ConfigFlow
 from limitgate.gate.gate import Gate
 from limitgate.http.request import Request
+from limitgate.limits.limit import Duration, store_timeout
 from limitgate.messages.text import Names, printable, shortened
 from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
@@ -77,7 +78,7 @@ class Site:
         rules: Any,
         key_prefix: str | None,
         secret: str | None,
-        timeout: float,
+        timeout: Duration,
     ) -> None:
         if not callable(guard):
             raise ConfigError(
@@ -97,13 +98,13 @@ class Site:
         self.names: Names = names
         self.has_actions = actions
         self.streams = streams
-        self.timeout = timeout
+        self.timeout: float = store_timeout(timeout)
         prefix = self.settings.key_prefix
         self.owns_store: bool = isinstance(store, str)
         self.store_shown: str = _described(store)
         self.store: Any = opened(store, open_store, prefix)
         try:
-            self.reader: FleetReader = reader_of(self.store, prefix, timeout=timeout)
+            self.reader: FleetReader = reader_of(self.store, prefix, timeout=self.timeout)
         except TypeError as problem:
             raise ConfigError(f"store: {problem}") from None
         self._rules = None if rules is None else rules_of(self._described.rules if self._described else rules)

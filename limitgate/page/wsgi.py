@@ -10,6 +10,7 @@ from limitgate.errors import BodyError, called_as
 from limitgate.gate.flow import run
 from limitgate.http.body import read_input
 from limitgate.http.request import WSGIRequest
+from limitgate.limits.limit import Duration
 from limitgate.messages.text import Names
 from limitgate.page.actions import ACTIONS
 from limitgate.page.site import MOST_BODY, NOT_ADMITTED, Answer, Guard, Site, error
@@ -33,7 +34,7 @@ class PageWSGI:
         rules: Any = None,
         key_prefix: str | None = None,
         secret: str | None = None,
-        timeout: float = 2.0,
+        timeout: Duration = 2.0,
     ) -> None:
         self._site = Site(
             store,

@@ -20,6 +20,8 @@ from limitgate.limits.limit import Limit
 from limitgate.rules.options import Given, check_header, read_limits
 
 DEFAULT_TIER = "default"
+API_KEY_HEADER = "x-api-key"
+"""Default of the option ``api_key_header``."""
 
 _DIGEST = re.compile(r"sha256:[0-9a-fA-F]{64}", re.ASCII)
 

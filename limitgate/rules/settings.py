@@ -33,6 +33,7 @@ from limitgate.limits.bucket import LONGEST_PREFIX
 from limitgate.limits.limit import EXPECTED, seconds_of
 from limitgate.messages.diagnostics import Diagnosis
 from limitgate.messages.text import Names, expected_of, meant
+from limitgate.rules.callers import API_KEY_HEADER
 from limitgate.rules.options import OnError, check_header, check_secret, check_takes_request, each_is
 
 PREFIX = "LIMITGATE_"
@@ -150,7 +151,7 @@ class Settings(BaseSettings):
     """Header of trusted proxies; ``forwarded`` for RFC 7239."""
     ipv6_prefix: Annotated[WholeNumber, Field(ge=32, le=128)] = 64
     """Prefix length that groups IPv6 clients."""
-    api_key_header: HeaderName = "x-api-key"
+    api_key_header: HeaderName = API_KEY_HEADER
     """Header with the API key; ``authorization`` reads a Bearer token (RFC 6750)."""
     identify: Annotated[ImportString[Callable[..., Any]], AfterValidator(check_takes_request)] | None = None
     """Returns the caller: ``(request) -> Caller | None``. May be async on ASGI."""

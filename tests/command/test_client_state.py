@@ -185,6 +185,76 @@ def test_a_listed_caller_has_the_rule_of_its_tier(redis_server: RedisServer, tmp
     assert world.json("reset", *world.of("api", "--caller", "acme"), "-y")["remaining"] == 2
 
 
+VIP = f"""
+tier: vip
+callers:
+  - {{id: acme, api_key: 'sha256:{sha256(KEY.encode()).hexdigest()}'}}
+  - {{id: billing, header: {{X-Caller: billing}}}}
+rules: [{{name: api, path: /api/**, key: [caller], qpd: 5}}]
+"""
+
+
+@pytest.mark.parametrize("header", ["x-api-key", "X-Token", "authorization"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_an_api_key_as_a_header(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, *, lists: bool
+) -> None:
+    """``-H`` with the header of the service is ``--api-key``, for every verb, and as the gate itself counts."""
+    monkeypatch.setenv("LIMITGATE_API_KEY_HEADER", header)
+    world = World(redis_server.url, tmp_path)
+    value = f"Bearer {KEY}" if header == "authorization" else KEY
+    given, sent = ["-H", f"{header.title()}: {value}"], {f"HTTP_{header.upper().replace('-', '_')}": value}
+    if lists:
+        (tmp_path / "vip.yaml").write_text(VIP)
+        world.rules = tmp_path
+        world.gate = LimitGateWSGI(_app, rules=tmp_path, store=world.url, key_prefix=world.prefix, timeout=5)
+    for rule, path in (("keyed", "/keyed"), *([("api", "/api/hello")] if lists else [])):
+        client = world.of(rule, "--ip", IP, *given)
+        assert world.request(path, **sent) == "200"
+        for way in (given, ["--api-key", KEY], [*given, "--api-key", KEY]):
+            seen = world.json("peek", *world.of(rule, "--ip", IP, *way))
+            assert [(window["limit"], window["used"]) for window in seen["windows"]] == [(5 if rule == "api" else 2, 1)]
+        assert world.json("reset", *client, "-y")["windows"][0]["used"] == 0
+        banned = world.json("ban", *client, "--for", "1h", "-y")
+        assert banned["key"] == f"{rule} ip={IP[:2]}….7 api_key=ses…now"
+        assert (world.request(path, **sent), world.request(path)) == ("429", "200")
+        assert world.json("pardon", *client, "-y")["was_banned"] is True
+        refused = world.run("peek", *client, "--api-key", "another")
+        assert (refused.exit_code, f"--api-key and -H '{header}: ...' are different keys" in refused.stderr) == (2, True)
+
+
+def test_another_header_is_no_api_key(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only that of the service is, and of ``Authorization`` only a Bearer token."""
+    world = World(redis_server.url, tmp_path)
+    for header, name in (("X-Token", "X-API-Key: abc"), ("authorization", "Authorization: Basic YTpi")):
+        monkeypatch.setenv("LIMITGATE_API_KEY_HEADER", header)
+        assert "expected --api-key, or --ip" in world.run("peek", *world.of("keyed", "-H", name)).stderr
+        client = world.of("keyed", "-H", name, "--api-key", KEY)
+        assert world.json("peek", *client)["allowed"]
+        assert "api_key=ses…now" in world.json("ban", *client, "-y", "--dry-run")["key"]
+
+
+def test_a_header_of_the_api_key_in_a_key(redis_server: RedisServer, tmp_path: Path) -> None:
+    """A rule may count by it as by any header."""
+    world = World(redis_server.url, tmp_path)
+    world.rules.write_text("rules: [{name: raw, key: ['header:X-API-Key'], qpd: 2}]")
+    world.gate = LimitGateWSGI(_app, rules=world.rules, store=world.url, key_prefix=world.prefix, timeout=5)
+    assert world.request(HTTP_X_API_KEY=KEY) == "200"
+    assert world.json("peek", *world.of("raw", "-H", f"X-API-Key: {KEY}"))["remaining"] == 1
+
+
+def test_a_caller_by_another_header(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listed caller's header is accepted from a trusted client, as in the service and in ``explain``."""
+    monkeypatch.setenv("LIMITGATE_TRUSTED_PROXIES", "10.0.0.1")
+    world = World(redis_server.url, tmp_path)
+    (tmp_path / "vip.yaml").write_text(VIP)
+    world.rules = tmp_path
+    header = ["-H", "X-Caller: billing"]
+    assert world.json("peek", *world.of("api", "--ip", "10.0.0.1", *header))["limit"] == 5
+    assert world.json("peek", *world.of("api", "--ip", "10.0.0.1"))["limit"] == 3
+    assert world.json("peek", *world.of("api", "--ip", IP, *header))["limit"] == 3
+
+
 def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
     """Standard input is closed, as a service manager may have it."""
     closes = 'exec "$@" <&-'
@@ -199,6 +269,13 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (["peek"], 2, "expected a client"),
         (["peek", "key", "--rule", "api"], 2, "not both"),
         (["reset", "key", "-y"], 2, "expected the limits of 'key'"),
+        (["peek", "key", "3/s", "--ip", IP], 2, "--ip: for a client of a --rule only"),
+        (["ban", "key", "-y", "--tier", "t", "-H", "A: b", "--path", "/"], 2, "--path, --header, --tier: for a client of a"),
+        (["reset", "key", "3/s", "-y", "--api-key", KEY, "--user", "", "--host", "h"], 2, "--api-key, --user, --host: for"),
+        (["pardon", "key", "-y", "--given", "a=b", "--limits", "3/s"], 2, "--given, --limits: for a client of a --rule only"),
+        (["peek", "key", "--body", "{{}}", "--caller", "x", "--method", "GET"], 2, "--body, --caller, --method: for a client"),
+        (["peek", "key", "--algorithm", "gcra"], 2, "--algorithm: for the limits after KEY only"),
+        (["peek", "--rules", "{rules}", "--rule", "api", "--align", "utc"], 2, "--align: for the limits after KEY only"),
         (["peek", "--rules", "missing", "--rule", "api"], 1, "expected a rule file or a folder"),
         (["peek", "key", "5/fortnight"], 2, "fortnight"),
         (["reset", "key", "often", "-y"], 2, "often"),
@@ -217,6 +294,7 @@ def test_where_nobody_can_be_asked_a_yes_is_wanted() -> None:
         (["ban", "key", "--for", "0"], 2, "expected more than 0"),
         (["ban", "key", "--for", "36601d"], 2, "at most 100 years"),
         (["bans", "--timeout", "0"], 2, "0<x<=60"),
+        (["bans", "--ipv6-prefix", "31"], 2, "32<=x<=128"),
         (["bans", "--store", "memory://"], 2, "belongs to a single process"),
         (["bans", "--store", "ftp://h"], 2, "ftp"),
         (["bans", "--store", "redis://127.0.0.1:1", "--timeout", "1"], 3, ""),

@@ -44,6 +44,18 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
     return give
 
 
+@pytest.mark.parametrize("verb", group.VERBS)
+def test_numbers_out_of_range(verb: str) -> None:
+    """Every numeric option refuses what is no finite number, or a wrong one, as wrong usage."""
+    command = group.limitgate.get_command(click.Context(group.limitgate), verb)
+    assert command is not None
+    numeric = [each for each in command.params if isinstance(each.type, click.types.IntParamType | click.types.FloatParamType)]
+    for option in numeric:
+        for value in ("nan", "-inf", "inf", "-1", "1e9", *(["0"] if option.name == "timeout" else [])):
+            result = CliRunner().invoke(group.limitgate, [verb, option.opts[0], value])
+            assert (result.exit_code, f"Invalid value for '{option.opts[0]}'" in result.stderr) == (2, True), result.output
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_it_says_what_it_does(start: str) -> None:
     """Both ways to start it are the same, and list every verb with a line."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from limitgate import LimitGate, MemoryStore, Request, Rule
 from limitgate.forward import ForwardGate
 from limitgate.forward.served import Served
 from tests.attacks.path_fuzz import RULES as OF_PATHS
+from tests.command.verbs.test_serve import serving as served
 from tests.forward.test_proxies import CLIENT, FIELDS, PATHS, Raw, patient, raw_paths
 from tests.support.doors import PATIENCE
 from tests.support.proxies import RATE_LIMIT, missing, on_thread, running
@@ -134,12 +136,15 @@ def test_figures_beyond_the_protocol_are_cut() -> None:
         assert status.current_limit.unit == rls.RateLimitResponse.RateLimit.UNKNOWN
 
 
-def test_an_untrusted_peer_is_the_client() -> None:
+def test_an_untrusted_peer_is_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so once, and names the entry."""
     seen: list[Request] = []
     with serving(LOGIN, seen=seen, trusted_proxies=[]) as client:
         client.ask(ENTRIES)
         client.ask({"header:x-forwarded-for": "192.0.2.9"})
     assert [request.client for request in seen] == ["127.0.0.1"] * 2
+    (told,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("LG")]
+    assert told.startswith("LG006 a request carried the entry remote_address, which was ignored because its peer is not in")
 
 
 def test_nothing_is_described(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,6 +166,21 @@ def test_the_store_is_away() -> None:
         answer = client.ask(ENTRIES)
         assert answer.overall_code == OVER
         assert b"temporary-reduced-capacity" in answer.raw_body
+
+
+@pytest.mark.parametrize("on_socket", [False, True])
+def test_the_command_trusts_this_machine(tmp_path: Path, *, on_socket: bool) -> None:
+    """Also if subrequests come on a unix socket: the gRPC service listens on loopback."""
+    rules, port = tmp_path / "config", free_port()
+    rules.mkdir()
+    (rules / "default.yaml").write_text("rules: [{name: all, qpd: 1}]")
+    place = ["--uds", str(tmp_path / "gate.sock")] if on_socket else []
+    with served(rules, "--grpc", str(port), *place) as command, contextlib.closing(Client(port)) as client:
+        asked = [client.ask({"path": "/", "method": "GET", "remote_address": f"192.0.2.{each}"}) for each in (1, 2, 1)]
+        log = command.log.read_text()
+    assert [answer.overall_code for answer in asked] == [OK, OK, OVER]
+    assert f"trusted proxies {'unix, ' if on_socket else ''}127.0.0.1, ::1" in log
+    assert "LG006" not in log
 
 
 @pytest.mark.skipif(missing("envoy") is not None, reason=missing("envoy") or "")

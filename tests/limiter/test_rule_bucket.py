@@ -243,6 +243,23 @@ def test_an_api_key_that_is_not_listed_is_said() -> None:
         Limiter(MemoryStore()).bucket(rule, adress=PEER)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("name", ["x-api-key", "X-API-Key"])
+def test_the_header_of_an_api_key_is_the_key(name: str) -> None:
+    """A header that a gate reads by default means the same as ``api_key``; the two must not differ."""
+    rule, clock = Rule("a", "3/minute", key=["api_key"]), Clock()
+    store = MemoryStore(clock)
+    limiter = Limiter(store, key_prefix="shop", secret=SECRET)
+    assert reply_of("asgi", [rule], store, "/", PEER, headers={"x-api-key": "abc"}).status == 200
+    assert limiter.bucket(rule, ip=PEER, headers={name: "abc"}).peek().remaining == 2
+    assert limiter.bucket(rule, headers={name: "abc"}, api_key="abc").peek().remaining == 2
+    with pytest.raises(ConfigError, match=r"api_key= and headers=\{'x-api-key': \.\.\.\} differ, expected one of them"):
+        limiter.bucket(rule, headers={name: "abc"}, api_key="other")
+    other = Rule("vip", "3/minute", key=["caller"], tier="vip")
+    RuleSet([other], CALLERS, ["vip"])
+    reply_of("wsgi", other.rule_set, store, "/", PEER)
+    assert limiter.bucket(other, headers={name: VIP}).peek().remaining == 2
+
+
 @pytest.mark.parametrize("seconds", [0, -1, math.nan, 1e12])
 def test_a_ban_has_a_length(seconds: float) -> None:
     """As a key's."""

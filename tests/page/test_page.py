@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable
 from contextlib import closing
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from example_app import main, wsgi as example_wsgi
-from limitgate import ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
+from limitgate import AsyncLimiter, ConfigError, Limiter, LimitGate, LimitGateWSGI, MemoryStore, RedisStore, Rule, StoreError
 from limitgate.fleet.reader import FRESH
 from limitgate.gate import refused_rules
 from limitgate.gate.flow import run
@@ -136,6 +138,25 @@ def test_without_a_guard_it_does_not_start(make: Any, store: MemoryStore) -> Non
         make(store, someone)
     with pytest.raises(ConfigError, match="store: "):
         make(object(), guard=someone)
+
+
+WRONG_TIMEOUTS = [None, 0, -1, math.nan, math.inf, 1e9, True, "soon", "2 minutes", "", []]
+
+
+@pytest.mark.parametrize("timeout", WRONG_TIMEOUTS, ids=str)
+@pytest.mark.parametrize("make", [Page, PageWSGI, Limiter, AsyncLimiter])
+def test_a_wrong_timeout_is_refused_at_once(make: Any, store: MemoryStore, timeout: Any) -> None:
+    """By the page as by a limiter, not by the first request."""
+    with pytest.raises(ConfigError, match=r"timeout is .*, expected seconds"):
+        make(store, timeout=timeout, **({"guard": someone} if make in (Page, PageWSGI) else {}))
+
+
+@pytest.mark.parametrize("timeout", ["2s", "500 ms", timedelta(seconds=2), 60])
+def test_a_timeout_may_be_text(door: Door, store: MemoryStore, timeout: Any) -> None:
+    """Every request uses it as seconds."""
+    page = door.page(store, timeout=timeout, rules=RULES)
+    assert door.ask(page, "/figures").json()["store"]["up"]
+    assert door.ask(page, "/explain?path=/api/x").status == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/figures", "/events", "/explain?path=/api/x", "/nothing"])

@@ -31,16 +31,16 @@ _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 @click.command("serve")
 @click.option("--rules", metavar="PATH", help="The rules: a file or a folder.  [env var: LIMITGATE_RULES]")
 @click.option("--store", metavar="URL", help="Store of the limits.  [env var: LIMITGATE_STORE]")
-@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address to listen on.")
+@click.option("--host", default="127.0.0.1", metavar="ADDRESS", show_default=True, help="Address of --port and --grpc.")
 @click.option("--port", default=9382, type=click.IntRange(0, 65535), show_default=True, help="Port to listen on.")
-@click.option("--uds", metavar="PATH", help="Unix socket to listen on, instead of a port.")
+@click.option("--uds", metavar="PATH", help="Unix socket to listen on, instead of --port.")
 @click.option("--grpc", type=click.IntRange(1, 65535), metavar="PORT", help="Port of Envoy's rate limit service (extra envoy).")
 @click.option(
     "--trusted-proxy",
     multiple=True,
     metavar="ADDRESS",
-    help="Trusted proxy: address, CIDR, list or unix. Default: unix with --uds, 127.0.0.1 and ::1 if --host is one of them.  "
-    "[env var: LIMITGATE_TRUSTED_PROXIES]",
+    help="Trusted proxy: address, CIDR, list or unix. Default: unix with --uds; 127.0.0.1 and ::1 for --port and --grpc, if "
+    "--host is one of them.  [env var: LIMITGATE_TRUSTED_PROXIES]",
 )
 @click.option("--reload", metavar="SECONDS", help="Polling interval of rule files.  [env var: LIMITGATE_RELOAD]")
 @click.option("--workers", default=1, type=click.IntRange(1, 256), show_default=True, help="Number of processes.")
@@ -74,7 +74,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     os.environ.update({f"{PREFIX}{name}".upper(): value for name, value in given.items() if value is not None})
     settings = GateSettings()
     if not settings.trusted_proxies:
-        os.environ[f"{PREFIX}TRUSTED_PROXIES"] = _trusted(host, uds)
+        os.environ[f"{PREFIX}TRUSTED_PROXIES"] = _trusted(host, uds, grpc)
     if not settings.observers and find_spec("prometheus_client") is not None:
         os.environ[f"{PREFIX}OBSERVERS"] = "prometheus"
     if grpc is not None:
@@ -125,11 +125,11 @@ def _is_given(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _trusted(host: str, uds: str | None) -> str:
+def _trusted(host: str, uds: str | None, grpc: int | None) -> str:
     """Return the trusted peers. Only this machine reaches a unix socket or a loopback address."""
-    if uds:
-        return "unix"
-    return ",".join(_HERE) if host in (*_HERE, "localhost") else ""
+    opens_port = not uds or grpc is not None
+    here = _HERE if opens_port and host in (*_HERE, "localhost") else ()
+    return ",".join([*(["unix"] if uds else []), *here])
 
 
 def _check() -> None:

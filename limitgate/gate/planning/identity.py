@@ -122,7 +122,7 @@ class Identities:
     def listed(self, request: Request) -> Caller | None:
         if not request.opened_headers().have_any(self._telling):
             return None
-        presented = self._presented(request) if self._callers.list_keys else None
+        presented = self.presented_key(request) if self._callers.list_keys else None
         caller = None if presented is None else self._callers.with_key(presented)
         return caller or self._callers.with_headers(request, self.proxies)
 
@@ -142,7 +142,7 @@ class Identities:
 
         With ``identify``, the caller's id replaces the key, so that all keys of a caller share a bucket.
         """
-        presented = self._presented(subject.request)
+        presented = self.presented_key(subject.request)
         if presented is None:
             return None
         if self._lists_keys:
@@ -151,7 +151,8 @@ class Identities:
             return subject.caller.id if subject.caller else None
         return presented
 
-    def _presented(self, request: Request) -> str | None:
+    def presented_key(self, request: Request) -> str | None:
+        """Return the API key in a request's header, listed or not."""
         value = request.opened_headers().identity(self._api_key_header)
         if self._api_key_header == "authorization":
             value = value[7:].strip() if value[:7].lower() == "bearer " else ""
