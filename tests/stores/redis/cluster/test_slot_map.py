@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -13,10 +14,11 @@ import redis
 from hypothesis import given, strategies as st
 from redis.crc import key_slot
 
-from limitgate import Limit, MemoryStore, StoreError
+from limitgate import AsyncRedisStore, Limit, MemoryStore, RedisStore, StoreError
 from limitgate.limits.bucket import Bucket, bucket_of, buckets_of
 from limitgate.limits.plan import Charge, Plan, Reading, Verb, read
 from limitgate.stores.redis import wire
+from limitgate.stores.redis.aio.listening import ListeningClock
 from limitgate.stores.redis.breaker import Breaker
 from limitgate.stores.redis.cluster import SlotMap, concluded, parts_of
 from tests.support.redis_server import RedisServer
@@ -304,3 +306,36 @@ def test_the_worst_of_many_holds_is_reached(redis_server: RedisServer) -> None:
         while bucket.held:
             bucket.give_back(0)
     assert bucket.truth - bucket.charge.bucket.capacities[0] == held == 2 * bucket.weight
+
+
+@pytest.mark.parametrize("kind", ["threads", "asyncio"])
+def test_nodes_are_asked_until_one_knows_who_holds_the_slots(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that fails, or that knows no slots, ends nothing; one that knows them ends the search."""
+    url, asked = "redis+cluster://h1:1,h2:2,h3:3,h4:4", []
+    monkeypatch.setattr(SlotMap, "known", lambda _: [("h1", 1), ("h2", 2), ("h3", 3), ("h4", 4)])
+
+    def reply(address: tuple[str, int]) -> Any:
+        asked.append(address)
+        if address[1] == 1:
+            raise OSError
+        return [] if address[1] == 2 else [[0, 16383, [b"holder", 7, b"id"]]]
+
+    async def learn() -> Any:
+        store = AsyncRedisStore(url)
+        servers: Any = store._reach(ListeningClock())
+
+        async def areply(_: object, address: tuple[str, int]) -> Any:
+            return reply(address)
+
+        monkeypatch.setattr(servers._dialer, "aslots", areply)
+        await servers._learn()
+        return servers
+
+    if kind == "asyncio":
+        servers = asyncio.run(learn())
+    else:
+        servers = RedisStore(url)._servers
+        monkeypatch.setattr(servers._dialer, "slots", reply)
+        servers._learn()
+    assert asked == [("h1", 1), ("h2", 2), ("h3", 3)]
+    assert servers._map.holder(5) == ("holder", 7)
