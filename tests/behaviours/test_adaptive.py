@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI, Request
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -35,6 +36,7 @@ from limitgate import (
     load_rules,
     testing,
 )
+from limitgate.fastapi import RateLimit
 from limitgate.gate.permits import ProxyGuard
 from limitgate.http.request import WSGIRequest
 from limitgate.overload.adaptive_limit import Permit
@@ -138,6 +140,45 @@ def test_places_come_free_with_the_response() -> None:
         assert held.seen[0].windows == (Window("all", 1, 0, 0, 1, 0.0, 0.0),)
 
     asyncio.run(main())
+
+
+def test_places_and_rates_of_a_gate_and_of_a_dependency_are_one_decision() -> None:
+    """The tightest window is shown: first the places, then the rate of the dependency, which refuses."""
+    app = FastAPI(dependencies=[Depends(RateLimit("3/minute", name="dependency"))])
+
+    @app.get("/")
+    async def hello(request: Request) -> dict[str, int]:
+        return {window.rule: window.used for window in request.scope["limitgate"].windows}
+
+    rules = [Rule("places", adaptive=Adaptive(min=3, max=3)), Rule("rate", "9/minute")]
+    gated = LimitGate(app, rules=rules, store=MemoryStore(Clock()))
+    replies = [asyncio.run(asgi_reply(gated)) for _ in range(4)]
+    assert [(reply.status, reply.rate["x-ratelimit-limit"], reply.rate["x-ratelimit-remaining"]) for reply in replies] == [
+        (200, "3", "2"),
+        (200, "3", "1"),
+        (200, "3", "0"),
+        (429, "3", "0"),
+    ]
+    assert [reply.json() for reply in replies[:2]] == [{"rate": used, "dependency": used, "places": 1} for used in (1, 2)]
+    assert (replies[3].json()["violated-policies"], replies[3].wait) == (["dependency"], 20)
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_the_places_of_a_gate_inside_join_the_rates_of_the_one_around(*, is_free: bool) -> None:
+    """A refusal by the inner gate has the figures of its places; an admission those of the tightest window."""
+    held = Held()
+    held.go.set()
+    inner = LimitGate(held, rules=[Rule("places", adaptive=Adaptive(min=3, max=3))])
+    gated = LimitGate(inner, rules=[Rule("rate", "9/minute")], store=MemoryStore(Clock()))
+    if not is_free:
+        for _ in range(3):
+            places_of(inner, "places").limit.begin(0.0, "other")
+    reply = asyncio.run(asgi_reply(gated))
+    if is_free:
+        assert [(window.rule, window.used) for window in held.seen[0].windows] == [("rate", 1), ("places", 1)]
+        assert (reply.status, reply.rate["x-ratelimit-limit"], reply.rate["x-ratelimit-remaining"]) == (200, "3", "2")
+    else:
+        assert reply.status == 503
 
 
 @pytest.mark.parametrize("door", SITES, ids=[site.door for site in SITES])
