@@ -22,7 +22,7 @@ from limitgate.replay.access_log import Entry, Format, Log, Parse, TimeOrder, pa
 from limitgate.replay.suggestion import Arrivals
 from limitgate.routes import Routes
 from limitgate.rules.files import load_rules
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import RuleSet, without_slots
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
@@ -142,15 +142,8 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 def _without_places(rules: RuleSet) -> RuleSet:
     timed = copy(rules)
-    timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
+    timed.tiers = {tier: tuple(filter(None, map(without_slots, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
-
-
-def _timed(rule: Rule) -> Rule | None:
-    limits = [limit for limit in rule.every_limit if limit.period or not limit.count]
-    if len(limits) == len(rule.every_limit):
-        return rule
-    return rule.having_limits(limits) if limits else None
 
 
 def _is_counted_by_address(client: bytes) -> bool:
