@@ -171,7 +171,7 @@ def test_spellings_of_a_client_are_one_client(spellings: list[str], client: str)
     figures = engine.finish()
     assert figures.as_json(9)["clients"] == [{"client": client, "requests": 4, "refused": 2}]
     assert figures.highest()["minute"] == {"client": client, "requests": 4}
-    assert engine.arrivals.suggestions()["all"]["minute"] == (4, 4)
+    assert engine.arrivals.suggestions().counts["all"]["minute"] == (4, 4)
 
 
 def test_settings_say_who_clients_are() -> None:
