@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import copy
 from functools import partial, reduce
@@ -12,17 +12,18 @@ from heapq import nlargest
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
+from limitgate.gate.admission import Admission
 from limitgate.gate.offline import offline_gate
 from limitgate.http.client_ip import TrustedProxies, canonical, grouped
 from limitgate.http.request import DescribedRequest, Request
 from limitgate.limits.decision import Decision
-from limitgate.limits.plan import Charge
+from limitgate.limits.plan import BucketReading, Charge
 from limitgate.limits.template import PlainSpend, PlanTemplate
 from limitgate.replay.access_log import Entry, Format, Log, Parse, TimeOrder, parser_of, why_unread
 from limitgate.replay.suggestion import Arrivals
 from limitgate.routes import Routes
 from limitgate.rules.files import load_rules
-from limitgate.rules.rule import Rule, RuleSet
+from limitgate.rules.rule import RuleSet, without_slots
 from limitgate.rules.settings import Settings
 from limitgate.stores import MemoryStore
 
@@ -76,14 +77,14 @@ class Engine:
         reading = admission.reading
         if admission.is_plain and reading is not None:
             self._admitted[reading.template] += 1
-            if self.arrivals is not None:
-                self.arrivals.note(self._now, reading)
+            self._note(admission, reading)
             return True
         is_admitted = admission.refusal is None
         if not is_admitted:
             figures.refused_by[client] += 1
         if admission.decision is not None:
             self._count(admission.decision, is_admitted=is_admitted)
+            self._note(admission, admission.decision.evidence)
             if status is not None and is_admitted and admission.is_by_outcome:
                 admission.begun(status)
                 if admission.end():
@@ -132,8 +133,10 @@ class Engine:
                 evidence.template.refusing(decision, evidence)[0] if isinstance(evidence, PlainSpend) else decision.refusing
             )
             self.figures.count(tuple(name for name in refusing or (decision.rule,) if name is not None), 1)
-        if self.arrivals is not None:
-            self.arrivals.note(self._now, evidence)
+
+    def _note(self, admission: Admission, evidence: Sequence[BucketReading]) -> None:
+        if self.arrivals is not None and admission.prepared is not None:
+            self.arrivals.note(self._now, admission.prepared.compiled_rules, evidence)
 
 
 def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
@@ -142,15 +145,8 @@ def _rules_of(charges: Iterable[Charge]) -> tuple[str, ...]:
 
 def _without_places(rules: RuleSet) -> RuleSet:
     timed = copy(rules)
-    timed.tiers = {tier: tuple(filter(None, map(_timed, of_tier))) for tier, of_tier in rules.tiers.items()}
+    timed.tiers = {tier: tuple(filter(None, map(without_slots, of_tier))) for tier, of_tier in rules.tiers.items()}
     return timed
-
-
-def _timed(rule: Rule) -> Rule | None:
-    limits = [limit for limit in rule.every_limit if limit.period or not limit.count]
-    if len(limits) == len(rule.every_limit):
-        return rule
-    return rule.having_limits(limits) if limits else None
 
 
 def _is_counted_by_address(client: bytes) -> bool:

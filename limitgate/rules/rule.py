@@ -682,6 +682,18 @@ class Rule(BaseModel, extra="forbid", frozen=True):
             yield "max_delay", f"has a limit that stores each queued request, expected {expected}"
 
 
+def without_slots(rule: Rule) -> Rule | None:
+    """Return a rule without its limits on requests in flight, other than 0; None if no limit remains."""
+    places = [place for place, limit in enumerate(rule.limits) if limit.period or not limit.count]
+    if len(places) == len(rule.limits) and not rule.concurrency:
+        return rule
+    limits = tuple([rule.limits[place] for place in places])
+    left = rule.model_copy(update={"limits": limits, "concurrency": 0 if rule.concurrency == 0 else None})
+    own_costs = rule.own_costs
+    left._own_costs = {new: own_costs[place] for new, place in enumerate(places) if place in own_costs}  # type: ignore[misc]  # noqa: SLF001
+    return left if left.has_counts else None
+
+
 def unreplaced(rules: Sequence[Rule], decorators: Sequence[Rule] = ()) -> list[Rule]:
     """Return the rules that no other rule replaces. Of rules that replace each other, the first stays."""
     left = [*decorators, *rules]

@@ -19,6 +19,7 @@ from limitgate.limits.template import PlainSpend
 from limitgate.replay.access_log import Entry, Log, TextParser
 from limitgate.replay.engine import Engine, Share, counts_by_client, replay, replay_shared
 from limitgate.replay.suggestion import Arrivals
+from limitgate.rules.callers import KnownCaller
 from limitgate.rules.settings import Settings
 
 LOG = Path(__file__).parents[1] / "data" / "access.log.gz"
@@ -135,6 +136,24 @@ def test_every_request_is_counted_once() -> None:
     assert figures.clients(1) == [b"h"]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_costs_of_limits_beside_requests_in_flight(place: int) -> None:
+    """A limit keeps its own cost, wherever the limit on requests in flight stands."""
+    limits: list[Any] = ["9/minute", {"limit": "2000/minute", "cost": 900}]
+    limits.insert(place, "20 at once")
+    engine = engine_of(Rule("all", limits=limits))
+    assert [engine.decide(entry(0, "h")) for _ in range(4)] == [True, True, False, False]
+
+
+def test_the_algorithm_of_a_rule_with_requests_in_flight() -> None:
+    """A listed caller's own limits are counted by it."""
+    key = f"sha256:{sha256(b'k').hexdigest()}"
+    caller = KnownCaller.model_validate({"id": "c", "api_key": key, "limits": {"all": "1/minute"}})
+    for more in ({}, {"concurrency": 5}):
+        engine = Engine(RuleSet([Rule("all", "9/minute", algorithm="fixed_window", **more)], [caller]))
+        assert [engine.decide(entry(at, "h", headers={"x-api-key": "k"})) for at in (59, 61)] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("spellings", "client"),
     [
@@ -152,7 +171,7 @@ def test_spellings_of_a_client_are_one_client(spellings: list[str], client: str)
     figures = engine.finish()
     assert figures.as_json(9)["clients"] == [{"client": client, "requests": 4, "refused": 2}]
     assert figures.highest()["minute"] == {"client": client, "requests": 4}
-    assert engine.arrivals.suggestions()["all"]["minute"] == (4, 4)
+    assert engine.arrivals.suggestions().counts["all"]["minute"] == (4, 4)
 
 
 def test_settings_say_who_clients_are() -> None:

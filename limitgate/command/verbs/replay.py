@@ -17,10 +17,10 @@ from limitgate.command.applications import RULES, is_in_python, rules_named
 from limitgate.command.output import json_option, print_json, print_table, say
 from limitgate.command.service import Service, service
 from limitgate.http.request import Request
-from limitgate.messages.text import shortened
+from limitgate.messages.text import listed, shortened
 from limitgate.replay.access_log import Format, Log
 from limitgate.replay.engine import Comparison, Engine, Figures, Progress, counts_by_client, name_of, replay, replay_shared
-from limitgate.replay.suggestion import Arrivals
+from limitgate.replay.suggestion import UNITS, Arrivals, Suggestions
 from limitgate.rules.rule import RuleSet
 
 _WORTH_PROCESSES = 100 << 20
@@ -69,7 +69,7 @@ def verb(  # noqa: PLR0917 - click passes them by name
     opened = Log(log, form)
     if form is not None:
         opened.check_format()
-    arrivals = Arrivals() if suggest else None
+    arrivals = Arrivals(rule for of_tier in asked.rules.tiers.values() for rule in of_tier) if suggest else None
     in_files = rules is not None and not any(map(is_in_python, filter(None, (rules, against)))) and app is None
     sets = [asked.rules, *([] if tried is None else [tried])]
     number = _processes(opened, sets, processes, can_share=in_files and not suggest and not asked.settings.trusted_proxies)
@@ -131,10 +131,7 @@ def _progress(log: Log) -> Iterator[Progress | None]:
         yield lambda read: bar.update(task, completed=read)
 
 
-_Suggestions = dict[str, dict[str, tuple[int, int]]]
-
-
-def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) -> dict[str, Any]:
+def _as_json(found: Comparison, suggestions: Suggestions | None, clients: int) -> dict[str, Any]:
     value = found.figures.as_json(clients)
     value["untimed"], value["of_proxies"] = found.figures.untimed, found.figures.of_proxies
     value["in_shadow"] = _in_shadow(found.figures)
@@ -150,8 +147,14 @@ def _as_json(found: Comparison, suggestions: _Suggestions | None, clients: int) 
             "newly_admitted": found.newly_admitted,
         }
     if suggestions is not None:
-        value["suggest"] = {rule: {unit: each[0] for unit, each in units.items()} for rule, units in suggestions.items()}
-        value["suggest_almost"] = {rule: {unit: each[1] for unit, each in units.items()} for rule, units in suggestions.items()}
+        counts = suggestions.counts
+        value["suggest"] = {rule: {unit: each[0] for unit, each in units.items()} for rule, units in counts.items()}
+        value["suggest_almost"] = {rule: {unit: each[1] for unit, each in units.items()} for rule, units in counts.items()}
+        value["unsuggested"] = [
+            {"rule": rule, "units": units, "reason": reason}
+            for rule, reasons in suggestions.left_out.items()
+            for reason, units in reasons.items()
+        ]
     return value
 
 
@@ -159,7 +162,7 @@ def _in_shadow(figures: Figures) -> dict[str, Any]:
     return {"requests": figures.in_shadow, "rules": dict(figures.in_shadow_by)}
 
 
-def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) -> None:
+def _print(found: Comparison, suggestions: Suggestions | None, clients: int) -> None:
     figures, tried = found.figures, found.tried
     say(*_summary(figures))
     _print_unread(figures)
@@ -172,17 +175,27 @@ def _print(found: Comparison, suggestions: _Suggestions | None, clients: int) ->
     if tried is not None:
         newly = f"{found.newly_refused:,} requests newly refused, {found.newly_admitted:,} newly admitted"
         say("", f"{newly}{_shadow(tried.in_shadow)}")
-    if suggestions == {}:
+    if suggestions is not None:
+        _print_suggestions(suggestions)
+
+
+def _print_suggestions(found: Suggestions) -> None:
+    if not any(found):
         say("", "No rule applies to any of these requests, so there is nothing to suggest.")
-    if suggestions:
+    if found.counts:
         say("", "Smallest limits that would have refused no request, or at most one in 1,000:")
-        units = list(next(iter(suggestions.values())))
-        rows = [(rule, *(_both(*of_unit[unit]) for unit in units)) for rule, of_unit in suggestions.items()]
-        print_table(("Rule", *(f"Per {unit}" for unit in units)), rows)
+        rows = [(rule, *(_both(of_unit.get(unit)) for unit in UNITS)) for rule, of_unit in found.counts.items()]
+        print_table(("Rule", *(f"Per {unit}" for unit in UNITS)), rows)
+    if found.left_out:
+        say("", "No limit is suggested for:")
+        left_out = [(rule, *each) for rule, reasons in found.left_out.items() for each in reasons.items()]
+        rows = [(rule, "all" if len(units) == len(UNITS) else listed(units), reason) for rule, reason, units in left_out]
+        print_table(("Rule", "Unit", "Reason"), rows)
 
 
-def _both(for_all: int, almost: int) -> str:
-    return f"{for_all:,}; {almost:,}" if almost != for_all else f"{for_all:,}"
+def _both(counts: tuple[int, int] | None) -> str:
+    for_all, almost = counts or (None, None)
+    return "-" if for_all is None else f"{for_all:,}; {almost:,}" if almost != for_all else f"{for_all:,}"
 
 
 def _summary(figures: Figures) -> tuple[str, str]:

@@ -82,6 +82,36 @@ def test_rules_to_try_and_limits_to_suggest(log: str, rules: str, tmp_path: Path
     assert "Smallest limits" in text
 
 
+def test_limits_that_cannot_be_suggested(log: str, rules: str) -> None:
+    """Their units are left out, and listed with the reason. A suggestion for the others is at least the cost."""
+    Path(rules).write_text("""rules:
+  - {name: dear, limits: [9/minute], cost: 3}
+  - {name: both, limits: [9/minute, {limit: 900/minute, cost: 100}]}
+  - {name: places, concurrency: 5}
+""")
+    lines = run(log, "--rules", rules, "--suggest").splitlines()
+    at = lines.index("Smallest limits that would have refused no request, or at most one in 1,000:")
+    assert lines[at + 1 :] == [
+        "Rule  Per second  Per minute  Per hour  Per day",
+        "dear  3           15          15        15",
+        "both  1           -           5         5",
+        "",
+        "No limit is suggested for:",
+        "Rule    Unit    Reason",
+        "both    minute  its limits of this unit differ in algorithm or cost",
+        "places  all     it limits requests in flight, but a log has no durations",
+    ]
+    found = json.loads(run(log, "--rules", rules, "--suggest", "--json"))
+    assert found["suggest"]["both"].keys() == found["suggest_almost"]["both"].keys() == {"second", "hour", "day"}
+    assert found["unsuggested"][1] == {
+        "rule": "places",
+        "units": ["second", "minute", "hour", "day"],
+        "reason": "it limits requests in flight, but a log has no durations",
+    }
+    Path(rules).write_text("rules: [{name: places, concurrency: 5}]")
+    assert "Smallest" not in run(log, "--rules", rules, "--suggest")
+
+
 def test_text(log: str, rules: str) -> None:
     """A summary, the highest rates, and tables of rules and clients."""
     lines = run(log, "--rules", rules, "--clients", "1").splitlines()
