@@ -26,6 +26,7 @@ from limitgate.stores.redis import plain, wire
 from limitgate.stores.redis.aio.batch import RequestQueue
 from limitgate.stores.redis.aio.batcher import MAX_BATCH
 from limitgate.stores.redis.breaker import FAILURES
+from limitgate.stores.redis.threads.connection import ListenDeadline
 from limitgate.stores.redis.wire import UNSENDABLE, Reader, pack_command
 from tests.limits.test_template import BAN, STRAIGHT, plain_charges
 from tests.support.clock import Clock
@@ -544,6 +545,24 @@ async def test_refunds_of_a_turn_share_a_call(redis_server: RedisServer, limit: 
     with redis_server.client() as client:
         assert client.exists(*keys) == 0
     await store.aclose()
+
+
+@pytest.mark.parametrize("limit", ["1/day", "1 at once"])
+def test_refunds_share_a_call_with_plans_of_other_shapes(redis_server: RedisServer, limit: str) -> None:
+    """What the refunds free is free for the next request, also where this process knows the bucket to be full."""
+    of, other = template(limit), template("3/day")
+    first, second, others = fresh(), fresh(), fresh()
+    with contextlib.closing(RedisStore(redis_server.url)) as store:
+        spent: list[Any] = [store.spend(of.asked([*key]), 5.0) for key in (first, second)]
+        assert not any(store.spend(of.asked([*key]), 5.0).admitted for key in (first, second))
+        back = RefundTemplate(of, [0])
+        plans = [back.of(spent[0]), other.asked([*others]), Plan.peek(other.plan([*others]).charges), back.of(spent[1])]
+        outcomes: list[Any] = store._servers.exchange(plans, ListenDeadline(5.0))
+        assert [type(outcome) for outcome in outcomes] == [PlainRefund, PlainSpend, Reading, PlainRefund]
+        assert outcomes[0].now == outcomes[3].now > 0
+        with redis_server.client() as client:
+            assert client.exists(*first, *second, *others) == 1
+        assert all(store.spend(of.asked([*key]), 5.0).admitted for key in (first, second))
 
 
 def test_a_refund_that_is_declined_is_made_by_the_other_script(redis_server: RedisServer) -> None:
