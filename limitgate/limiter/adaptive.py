@@ -279,9 +279,9 @@ class AdaptiveWork(_Around):
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run each call of a function as a block."""
-        check_plain(function)
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise TypeError(f"{function!r:.80} is a generator, expected a function whose work is done when it returns")
+        check_plain(function)
 
         @wraps(function)
         def adaptive(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -316,7 +316,7 @@ KeyOf = str | Callable[..., str] | None
 
 
 def check_plain(function: object) -> None:
-    if is_async(function):
+    if is_async(function) or isasyncgenfunction(function):
         raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
     if isclass(function):
         raise TypeError(f"{function!r:.80} is a class, expected a function, such as one of its methods")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from limitgate.errors import LimitGateError, StoreError
 from limitgate.gate.admission import Receipt, Turn
-from limitgate.gate.flow import Budget, ConfigFlow, arun, measures_silence, run, takes_plain
+from limitgate.gate.flow import Budget, ConfigFlow, answers_at_once, arun, measures_silence, run, takes_plain
 from limitgate.gate.slot_keeper import SlotKeeper
 from limitgate.gate.turns import WaitQueues
 from limitgate.limiter.bookings import Bookings, Sleepers
@@ -114,6 +114,24 @@ class AsyncCalls(Operations):
             if operation.decision.allowed:
                 last = None if turn is None else self._wait_queues.as_last(turn)
                 await self._arun(operation.giving_back(charged, last, turn))
+
+    async def _reserve_now(self, key: str, limits: Limits, cost: int) -> ChargedOperation:
+        """Charge without waiting. After a cancellation nobody could settle the charge, so it is refunded."""
+        if answers_at_once(self._store):
+            return await self._arun(self._reserving(key, limits, cost))
+        asyncio_loop("reserve")
+        task = asyncio.ensure_future(self._arun(self._reserving(key, limits, cost)))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._undo_charge(task))
+            raise
+
+    async def _undo_charge(self, task: asyncio.Future[ChargedOperation]) -> None:
+        with suppress(LimitGateError):
+            operation = await task
+            if operation.decision.allowed:
+                await self._arun(operation.undoing())
 
     async def _begin_hold(self, operation: ChargedOperation) -> None:
         task = asyncio.ensure_future(self._arun(operation.registering()))

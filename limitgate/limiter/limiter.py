@@ -135,7 +135,7 @@ class AsyncLimiter(AsyncCalls):
         store = switch.null_store or self._store
         timeout, held_us = as_seconds(timeout, "timeout"), hold_us(hold)
         if timeout == 0 and not held_us:
-            operation = await self._arun(self._reserving(key, limits, cost))
+            operation = await self._reserve_now(key, limits, cost)
             operation.watch()
         elif timeout == 0:
             operation = await self._await_turn(key, limits, cost, 0, held_us, settles=True)

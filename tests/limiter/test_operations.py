@@ -9,7 +9,7 @@ import pickle
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -558,6 +558,19 @@ def test_a_plain_function_is_limited() -> None:
     assert refused.value.decision.retry_after == 30
     assert str(refused.value) == "rate limited, retry in 30 s"
     assert (greet.__name__, greet.__doc__) == ("greet", "Greet.")
+
+
+def test_async_functions_are_none_of_a_plain_limiter() -> None:
+    """It would block the event loop."""
+
+    async def coroutine() -> None: ...
+
+    async def generator() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (coroutine, generator):
+        with pytest.raises(TypeError, match="is async, expected a plain function, or an AsyncLimiter"):
+            Limiter(MemoryStore()).limited("1/minute")(function)
 
 
 def test_what_a_refused_call_says() -> None:

@@ -304,6 +304,30 @@ def test_every_await_of_a_turn_can_be_cancelled(here: Async) -> None:
     assert here.world.now < 1
 
 
+@pytest.mark.parametrize("hold", [None, 60])
+def test_every_await_of_a_reservation_without_a_turn_can_be_cancelled(here: Async, hold: float | None) -> None:
+    """Nobody has the reservation then, to settle or to cancel it."""
+    here.limiter = AsyncLimiter(Slow(here.world))
+
+    async def main() -> int:
+        cancelled = 0
+        for steps in range(40):
+            task = asyncio.ensure_future(here.limiter.reserve("key", LIMIT, cost=1, hold=hold))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if task.cancel():
+                cancelled += 1
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                await task.result().cancel()
+            assert await here.used() == 0
+            assert not len(here.limiter._bookings)
+        return cancelled
+
+    assert 3 <= here.world.run(main()) < 40
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("ends", ["well", "badly", "settled", "refused"])
 def test_a_block_gives_back_all_of_it_if_it_raises(world: World, kind: str, ends: str) -> None:
