@@ -461,14 +461,20 @@ for number in range(8):
 
 
 def test_the_journal_is_written_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bans wait while the store fails, as many as the journal keeps."""
+    """Bans wait while the store fails: the last ones, as many as the journal keeps."""
     monkeypatch.setattr(bans, "PAUSE", MOMENT)
-    store = Broken()
-    with WSGISite(Rule("api", "1/day", ban=Ban(1, 60, HOUR)), store=store, key_prefix="p") as site:
-        assert site.statuses(2) == [200, 429]
-        eventually(site, lambda: store.failures > 2)
+    monkeypatch.setattr(bans, "MOST_BANS", 3)
+    store, peers = Broken(), [f"192.0.2.{number}" for number in range(5)]
+    rule = Rule("api", "1/day", ban=Ban(1, 60, HOUR))
+    with WSGISite(rule, store=store, key_prefix="p") as site:
+        assert [site.ask(peer=peer).status for peer in peers for _ in range(2)] == [200, 429] * 5
+        seen = store.failures
+        eventually(site, lambda: store.failures > seen + 2)
         store.fails = False
-        eventually(site, Journal(store, "p", PATIENCE).bans)
+        journal = Journal(store, "p", PATIENCE)
+        eventually(site, journal.bans)
+        last = [Limiter(store, key_prefix="p").bucket(rule, ip=peer).keys for peer in peers[-3:]]
+        assert sorted(ban.keys for ban in journal.bans()) == sorted(last)
 
 
 class Broken(MemoryStore):
