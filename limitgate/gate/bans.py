@@ -168,8 +168,8 @@ class BanNotes:
     def add(self, ban: Ban, charge: Charge) -> None:
         if not self._is_kept:
             return
-        self._put({charge.key: (ban, charge)})
         with self._lock:
+            self._wait(self._waiting | {charge.key: (ban, charge)})
             if not self._runs():
                 self._start()
 
@@ -185,11 +185,11 @@ class BanNotes:
         if isinstance(self._job, threading.Thread):
             self._job.join(LAST)
 
-    def _put(self, noted: Mapping[str, _Noted]) -> None:
-        with self._lock:
-            self._waiting |= noted
-            while len(self._waiting) > MOST_BANS:
-                del self._waiting[next(iter(self._waiting))]
+    def _wait(self, noted: dict[str, _Noted]) -> None:
+        """Keep the last ones."""
+        while len(noted) > MOST_BANS:
+            del noted[next(iter(noted))]
+        self._waiting = noted
 
     def _runs(self) -> bool:
         if isinstance(self._job, threading.Thread):
@@ -249,7 +249,8 @@ class BanNotes:
             if lifted := (yield from self._lifted(bans)):
                 yield from self._journal.removing(list(lifted))
         except BaseException as error:
-            self._put({key: each for key, each in noted.items() if key not in self._waiting})
+            with self._lock:
+                self._wait(noted | self._waiting)
             if not isinstance(error, StoreError):
                 raise
 
