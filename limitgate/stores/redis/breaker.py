@@ -77,7 +77,7 @@ class Breaker:
         if sent is not self._probe and (self._probe is None or self.in_trouble):
             self._probe = _probe_beside(first_key(sent))
 
-    def check(self, clock: Callable[[], float] = lambda: -math.inf) -> None:
+    def check(self, clock: Callable[[], float]) -> None:
         if self.state != "closed" and clock() <= self._holds_until:
             message, fault = self._failure
             raise StoreError(f"no calls are sent to {self._server} until it answers a probe: {message}", fault)
@@ -92,7 +92,7 @@ class Breaker:
                 with logged_errors():
                     log.warning("%s answers again", self._server)
 
-    def failed(self, error: StoreError, now: float = -math.inf) -> bool:
+    def failed(self, error: StoreError, now: float) -> bool:
         """Note a failed call. Return True if the breaker opens, so that the owner must probe."""
         # An error in a log record would keep its traceback alive.
         message = str(error)

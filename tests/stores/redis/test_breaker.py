@@ -96,16 +96,16 @@ def test_a_breaker_opens_after_failures_in_a_row() -> None:
     """One success in between starts the count afresh."""
     tally = Tally()
     breaker = Breaker(tally=tally)
-    opened = [breaker.failed(FAILURE) for _ in range(FAILURES - 1)]
+    opened = [breaker.failed(FAILURE, 0.0) for _ in range(FAILURES - 1)]
     breaker.succeeded()
-    opened += [breaker.failed(FAILURE) for _ in range(FAILURES + 2)]
+    opened += [breaker.failed(FAILURE, 0.0) for _ in range(FAILURES + 2)]
     assert [place for place, opens in enumerate(opened) if opens] == [2 * FAILURES - 2]
     assert (breaker.is_closed, tally.outages, tally.failures) == (False, 1, 2 * FAILURES + 1)
     with pytest.raises(StoreError, match="no answer") as raised:
-        breaker.check()
+        breaker.check(lambda: 0.0)
     assert raised.value.fault == "timeout"
     breaker.succeeded()
-    breaker.check()
+    breaker.check(lambda: 0.0)
 
 
 def an_open_breaker(now: float = -math.inf) -> Breaker:
@@ -126,20 +126,20 @@ def test_pauses_grow_and_differ() -> None:
     breaker.succeeded()
     assert breaker.pause_before_probe(1000.0) is None
     for _ in range(FAILURES):
-        breaker.failed(FAILURE)
+        breaker.failed(FAILURE, 0.0)
     assert 0 < (breaker.pause_before_probe(1000.0) or 0) <= FIRST_PAUSE
 
 
 def test_a_probe_half_opens_a_breaker() -> None:
     """Requests still fail at once while it is on its way; what comes of it closes the breaker, or leads to the next one."""
-    breaker = an_open_breaker()
+    breaker = an_open_breaker(1000.0)
     assert breaker.state == "open"
     probe = breaker.begin_probe(1000.0)
     assert probe is not None
     assert (probe.verb, breaker.state) == ("reset", "half-open")
     with pytest.raises(StoreError):
-        breaker.check()
-    assert not breaker.failed(FAILURE)
+        breaker.check(lambda: 1000.0)
+    assert not breaker.failed(FAILURE, 1000.0)
     assert breaker.pause_before_probe(1000.0) is not None
     assert breaker.state == "open"
     breaker.begin_probe(1001.0)
@@ -160,7 +160,7 @@ def test_a_breaker_that_was_replaced_probes_no_more() -> None:
     store = RedisStore("redis://127.0.0.1:1")
     breaker = store.breaker()
     for _ in range(FAILURES):
-        breaker.failed(FAILURE)
+        breaker.failed(FAILURE, 0.0)
     store.breaker(instead_of=breaker)
     assert (breaker.pause_before_probe(1000.0), breaker.begin_probe(1000.0)) == (None, None)
 

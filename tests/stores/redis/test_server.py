@@ -28,7 +28,7 @@ class Late(Call):
 def a_server(address: tuple[str, int] | None = None) -> Server:
     """A server whose last call has failed."""
     server = Server(RedisStore("redis://127.0.0.1:1"), address)
-    server.breaker.failed(FAILURE)
+    server.breaker.failed(FAILURE, 0.0)
     return server
 
 
