@@ -93,7 +93,7 @@ class Service:
     def late_limits(self, request: Request) -> Sequence[Rule]:
         """Return limits of dependencies or throttles, which apply behind the gate."""
         route = self.routes.find(request)
-        method = request.method
+        method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
         return next((each.late(method) for each in found if method in each.methods), ())
 

@@ -140,7 +140,7 @@ def explained(gate: Gate, request: Request, admission: Admission, late_limits: S
     applying = (
         []
         if admission.marks is EVERYTHING
-        else [rule for rule in late_limits if rule.applies_to(request.http_method) and rule.admits(request)]
+        else [rule for rule in late_limits if rule.applies_to(request.method) and rule.admits(request)]
     )
     reasons += [RuleReason(rule.name, None, True, "limits the route behind the gate") for rule in applying]
     unevaluated = [rule for rule in applying if rule.given_parts]
@@ -188,7 +188,7 @@ def _reasons(planner: Planner, request: Request, caller: Caller | None, tier: st
 
 def _matched(rule: Rule, request: Request) -> str:
     what = "exempts" if rule.exempt else "denies" if rule.deny else "limits"
-    conditions = [f"{request.http_method} {request.path}"]
+    conditions = [f"{request.method} {request.path}"]
     if rule.clients:
         conditions.append(f"client {request.client}")
     adaptive, adapts = rule.adaptive, ""
@@ -207,8 +207,8 @@ def _other_tier(rule: Rule, of_tier: Sequence[Rule], tier: str) -> str | None:
 
 
 def _first_reason(rule: Rule, request: Request, paths: Sequence[str] | None) -> str | None:
-    if not rule.applies_to(request.http_method):
-        return f"is for {listed(sorted(rule.methods or ()))}, not {request.http_method}"
+    if not rule.applies_to(request.method):
+        return f"is for {listed(sorted(rule.methods or ()))}, not {request.method}"
     why = path_reason(rule, paths)
     if why is None and not rule.admits(request):
         return _client_reason(rule, request)

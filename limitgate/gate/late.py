@@ -30,14 +30,14 @@ def further(gate: Gate, admission: Admission, extra_rules: Sequence[LateLimit]) 
         raise RuntimeError("further limits were applied after the request, expected this during the request")
     planner, request, identified = admission.rules.planner, admission.request, admission.identified
     reading = [each for each in extra_rules if each[0].reads_body and each[0].admits_client(request)]
-    if request.document is UNREAD and any(rule.applies_to(request.http_method) for rule, _ in reading):
+    if request.document is UNREAD and any(rule.applies_to(request.method) for rule, _ in reading):
         try:
             yield from body_read(request, admission.rules.body_limit)
         except BodyError as error:
             if refuse_unread(admission, planner.compiled(request, reading), error):
                 return None
     try:
-        applying = [each for each in extra_rules if each[0].applies_to(request.http_method) and each[0].admits(request)]
+        applying = [each for each in extra_rules if each[0].applies_to(request.method) and each[0].admits(request)]
         request_plan = yield from _completed(lambda: planner.further(request, identified, applying))
     except HeadersTooLargeError as error:
         refuse_unread(admission, planner.compiled(request, extra_rules), error)

@@ -20,7 +20,7 @@ from limitgate.messages.text import lacking
 Scope = MutableMapping[str, Any]
 Environ = MutableMapping[str, Any]
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"})
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "TRACE"})
 
 
 MOST_LINES = 1000
@@ -440,13 +440,10 @@ class Request:
     @cached_property
     def method(self) -> str:
         """Upper case; GET for HEAD and WebSockets."""
-        return "GET" if self.http_method == "HEAD" else self.http_method
-
-    @cached_property
-    def http_method(self) -> str:
-        """Upper case; GET for WebSockets."""
         method = self.sent_method
-        return method if method in _METHODS else method.upper()  # no copy of the common ones, because caches keep them
+        if method not in _METHODS:  # no copy of the common ones, because caches keep them
+            method = method.upper()
+        return "GET" if method == "HEAD" else method
 
     @cached_property
     def path(self) -> str:
@@ -677,6 +674,7 @@ class DescribedRequest(Request):
         self, method: str, path: str, peer: str | None = None, headers: Mapping[str, str] | None = None, user: object = None
     ) -> None:
         self.sent_method = method
+        self.method: str = "GET" if method == "HEAD" else method
         self.sent = path
         self.peer = peer
         self._described = headers

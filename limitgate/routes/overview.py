@@ -71,7 +71,7 @@ def overview(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequen
 
 def applied(of_tier: Sequence[Rule], route: Listed, method: str) -> tuple[Applied, ...]:
     """Return the rules for a method. If all paths are exempt, return only the exemption."""
-    marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(method)]
+    marks = [mark for mark in route.marks(method) if mark == "exempt" or mark.applies_to(_class_of(method))]
     found = [*_matching(of_tier, route, method), *[Applied(mark, wholly=True) for mark in marks]]
     exempt = [each for each in found if each.is_certain and (each.rule == "exempt" or each.rule.exempt)]
     return tuple(exempt or _unreplaced(found, marks))
@@ -103,7 +103,7 @@ def unmatched(rules: RuleSet, routes: Sequence[Listed]) -> list[tuple[str, Rule]
 
 def _matching(of_tier: Sequence[Rule], route: Listed, method: str) -> Iterable[Applied]:
     for rule in of_tier:
-        patterns = [segments(path) for path in rule.paths] if rule.applies_to(method) else []
+        patterns = [segments(path) for path in rule.paths] if rule.applies_to(_class_of(method)) else []
         excluded = [segments(path) for path in rule.exclude]
         if any(_meets(pattern, route) for pattern in patterns) and not any(covers(each, route.pattern) for each in excluded):
             wholly = any(covers(pattern, route.pattern) for pattern in patterns)
@@ -115,6 +115,10 @@ def _meets(pattern: Sequence[str], route: Listed) -> bool:
     if common is None:
         return False
     return bool(covers(pattern, route.pattern) or {ANY, REST}.intersection(common) or route.takes("/" + "/".join(common)))
+
+
+def _class_of(method: str) -> str:
+    return "GET" if method == "HEAD" else method
 
 
 def entries(gates: Sequence[RuleSet], routes: Sequence[Listed], mounted: Sequence[Mounted] = ()) -> list[Entry]:

@@ -138,7 +138,7 @@ def _classes(methods: frozenset[str] | None) -> frozenset[str] | None:
     if not methods or not all(METHOD.fullmatch(method) for method in methods):
         raise ConfigError(f"{sorted(methods)!s:.80} are not methods, expected for example [GET, POST]")
     upper = {method.upper() for method in methods}
-    return frozenset(upper - {"HEAD"} if "GET" in upper else upper)
+    return frozenset(upper - {"HEAD"} | ({"GET"} if "HEAD" in upper else set()))
 
 
 def _condition(value: object) -> When | None:
@@ -511,12 +511,11 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         return Terms(self.adaptive or Adaptive(), self.max_delay or 0.0, self.reserve)
 
     def applies_to(self, method: str) -> bool:
-        """True if the rule applies to this method. GET covers HEAD.
+        """True if the rule applies to this method; HEAD has become GET.
 
         If the method is unknown (empty), all limits apply, but no exemption with methods.
         """
-        methods = self.methods
-        return methods is None or method in methods or (method == "HEAD" and "GET" in methods) or not (method or self.exempt)
+        return self.methods is None or method in self.methods or not (method or self.exempt)
 
     def misspelt_methods(self) -> Iterator[tuple[str, str]]:
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):

@@ -205,14 +205,14 @@ class Planner:
         taken: Container[Mark] = EVERYTHING
         _, marks = self._route(request) if self._routes.decorated() else (None, ())
         for tier in self._tiers:
-            match = self._match(tier, request.http_method, request.sent, request.root)
+            match = self._match(tier, request.method, request.sent, request.root)
             if match is not EXEMPT and "exempt" not in marks:
                 found |= dict.fromkeys(match.compiled_rules + self._compiled_marks(marks, request))
                 taken = marks
         return tuple(found), taken
 
     def compiled(self, request: Request, extra_rules: Sequence[LateLimit]) -> Sequence[CompiledRule]:
-        return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.http_method)]
+        return [self._compiled(rule) for rule, _ in extra_rules if rule.applies_to(request.method)]
 
     def address(self, request: Request) -> str | None:
         request.resolve_client = self._identities.proxies.client
@@ -302,7 +302,7 @@ class Planner:
         kind = request.method_class
         if kind == "OPTIONS" and request.is_preflight:
             return _UNLIMITED
-        match = self._match(tier, request.http_method, request.sent, request.root)
+        match = self._match(tier, request.method, request.sent, request.root)
         asks_route = match is not EXEMPT and (match.asks_route or self._routes.decorated())
         template, marks = self._route(request) if asks_route else (None, ())
         prepared = self._prepared_with(tier, request, match, template, marks)
@@ -397,7 +397,7 @@ class Planner:
         by_outer = decided_marks.get() if request.passed_a_gate else None
         decided = by_outer if isinstance(by_outer, tuple) else ()
         for rule in marks:
-            if isinstance(rule, Rule) and rule.applies_to(request.http_method) and rule not in decided:
+            if isinstance(rule, Rule) and rule.applies_to(request.method) and rule not in decided:
                 if rule.per == "message" and not request.is_websocket:
                     raise ConfigError(f"limit {rule.name!r} is per message, expected it on a WebSocket endpoint only")
                 if any(compiled_rule.rule.name == rule.name for compiled_rule in compiled_rules):
