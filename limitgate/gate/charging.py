@@ -192,9 +192,8 @@ def leave_out_shadows(admission: Admission, error: HeadersTooLargeError) -> bool
     shadows = [each for each in compiled_rules if not each.enforced]
     if not shadows:
         return False
-    end_undecided(admission)
-    admission.permits = None
     refuse_unread(admission, shadows, error)
+    request.given_limits = None  # An awaitable that has raised gives none.
     # Prevents a plain plan, which would replace the decision.
     request.is_outermost = False
     return True

@@ -268,8 +268,9 @@ class Gate:
                 self.begin(request, outer, (admission, identified))
                 break
             except HeadersTooLargeError as error:
-                refuse_without_headers(admission, outer, error)
-                return
+                if identified is UNASKED or not leave_out_shadows(admission, error):
+                    refuse_without_headers(admission, outer, error)
+                    return
             except Wanted as error:
                 if type(error) in found:
                     raise

@@ -116,8 +116,11 @@ def show(admission: Admission) -> None:
         permits.end("untaught")
     elif permits.adaptive.counts:
         permits.count()
-    if decision is None:
-        admission.decision = decision = admitted_in_flight(permits.in_force, admission.settlement)
+    # A shadow rule that denies, or that needs unreadable input, has decided without a bucket.
+    is_of_shadow = decision is not None and decision.shadow and not (decision.evidence or decision.degraded)
+    if decision is None or is_of_shadow:
+        decision = admitted_in_flight(permits.in_force, admission.settlement)
+        admission.decision = decision = replace(decision, shadow=True) if is_of_shadow else decision
         admission.now = admission.rules.clock()
         admission.decide("admitted", "nobody")
     else:

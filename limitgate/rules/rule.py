@@ -189,7 +189,7 @@ class Rule(BaseModel, extra="forbid", frozen=True):
     exclude: Annotated[tuple[StrictStr, ...], each_is(_check_pattern)] = ()
     """Patterns to exclude from ``path``."""
     methods: Annotated[frozenset[StrictStr] | None, AfterValidator(_classes)] = None
-    """Methods; all if omitted. GET includes HEAD and WebSocket handshakes."""
+    """Methods; all if omitted. GET includes HEAD and WebSocket handshakes. HEAD alone means both."""
     clients: Annotated[tuple[StrictStr, ...], each_is(lambda entry: Networks([entry]))] = ()
     """Addresses and CIDRs of clients, as seen behind trusted proxies; all if omitted."""
     when: Annotated[When | None, PlainValidator(_condition)] = None
@@ -252,6 +252,9 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         except TypeError as error:
             raise TypeError(f"rule {name!r}: {error}") from error
         self._limits_by, self._own_costs = limits_by, own_costs  # type: ignore[misc]  # frozen for users only
+        if not self.has_limits and self.methods and not self.methods.issubset(map(str.upper, fields["methods"])):
+            reason = "HEAD counts as GET, so the rule would apply to GET, too; expected GET instead, or no HEAD"
+            raise ConfigError(f"rule {name!r}: methods: {reason}", ("methods",))
         self._check()
 
     @property

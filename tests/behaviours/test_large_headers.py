@@ -319,8 +319,54 @@ def test_the_shadow_beside_another_limit_that_is_not_read(opened: Any) -> None:
 def test_a_shadow_in_front_of_an_adaptive_limit_keeps_no_place(opened: Any) -> None:
     """The places of the first attempt are given back."""
     it = opened(Rule("all", adaptive=Adaptive(min=2, max=4)), Rule("trial", "9/minute", key=["header:x-id"], shadow=True))
-    assert [it.ask(headers={"X-Id": LONG}).status for _ in range(6)] == [200] * 6
+    replies = [it.ask(headers={"X-Id": LONG}) for _ in range(6)]
+    assert [(reply.status, reply.rate["x-ratelimit-remaining"]) for reply in replies] == [(200, "3")] * 6
     assert [it.ask().status for _ in range(6)] == [200] * 6
+    assert [decision.shadow for decision in it.seen] == [True] * 6 + [False] * 6
+
+
+def test_who_waits_for_a_place_beside_a_shadow_keeps_its_place_in_the_line() -> None:
+    """It is charged like any other, and never more requests are under way than the limit allows."""
+    under_way, most, go = 0, 0, asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await go.wait()
+        under_way -= 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    rules = [
+        Rule("all", adaptive=Adaptive(min=1, max=1), max_delay=60),
+        Rule("real", "2/day", key=["global"]),
+        Rule("trial", "9/minute", key=["header:x-id"], shadow=True),
+    ]
+    gated = LimitGate(app, rules=rules, store=MemoryStore(Clock()))
+
+    async def main() -> list[int]:
+        tasks = [asyncio.create_task(asgi_reply(gated, headers={"X-Id": value})) for value in ("x", LONG, LONG, LONG)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        go.set()
+        return [reply.status for reply in await asyncio.gather(*tasks)]
+
+    assert asyncio.run(main()) == [200, 200, 429, 429]
+    assert most == 1
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_limits_of_a_shadow_by_a_client_that_is_not_read(asgi: Any, *, is_async: bool) -> None:
+    def limits(request: Any) -> str:
+        return "1/minute" if request.client else "2/minute"
+
+    async def alimits(request: Any) -> str:
+        return limits(request)
+
+    trial = Rule("trial", alimits if is_async else limits, key=["global"], shadow=True)
+    it = asgi(Rule("real", "2/minute", key=["global"]), trial, trusted_proxies=[PROXY])
+    assert it.statuses(3, headers=[("X-Forwarded-For", ", ".join([PROXY] * 40))], peer=PROXY) == [200, 200, 429]
 
 
 def test_padding_makes_no_stranger_of_a_caller(opened: Any) -> None:

@@ -451,6 +451,15 @@ def test_a_rule_is_for_its_methods(methods: Any, for_: set[str], not_for: set[st
     assert rule.applies_to(asked("HEAD").method) is rule.applies_to("GET")
 
 
+@pytest.mark.parametrize("kind", ["exempt", "deny"])
+@pytest.mark.parametrize("methods", [["HEAD"], {"head"}, ("POST", "HEAD")])
+def test_what_opens_or_closes_head_alone_is_a_mistake(kind: str, methods: Any) -> None:
+    """It would open or close GET as well."""
+    with pytest.raises(ConfigError, match="rule 'r': methods: HEAD counts as GET"):
+        Rule("r", methods=methods, **{kind: True})
+    assert Rule("r", methods=[*methods, "get"], **{kind: True}).applies_to("GET")
+
+
 @pytest.mark.parametrize("method", ["M-SEARCH", "VERSION-CONTROL"])
 def test_registered_methods_with_a_hyphen_can_be_limited(method: str) -> None:
     """A method is an HTTP token, so it may have more than letters."""
