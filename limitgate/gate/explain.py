@@ -242,6 +242,8 @@ def _client_reason(rule: Rule, request: Request) -> str:
 def _superseded(rule: Rule, exempting: Rule | None, prepared: PreparedPlan, request: Request) -> str:
     if request.is_preflight:
         return "CORS preflights are never counted"
+    if request.leaves_out_shadows and rule.shadow:
+        return "shadow rules are left out, because a header is too long to be read"
     if exempting is not None:
         return f"rule {exempting.name} exempts this request"
     if prepared.denying is not None and prepared.denying.enforced:

@@ -279,9 +279,9 @@ class AdaptiveWork(_Around):
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """Run each call of a function as a block."""
-        if isgeneratorfunction(function) or isasyncgenfunction(function):
-            raise TypeError(f"{function!r:.80} is a generator, expected a function whose work is done when it returns")
         check_plain(function)
+        if isgeneratorfunction(function):
+            raise TypeError(f"{function!r:.80} {_GENERATOR}")
 
         @wraps(function)
         def adaptive(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -315,8 +315,13 @@ KeyOf = str | Callable[..., str] | None
 """Text, or a callable with the call's arguments."""
 
 
+_GENERATOR = "is a generator, expected a function whose work is done when it returns"
+
+
 def check_plain(function: object) -> None:
-    if is_async(function) or isasyncgenfunction(function):
+    if isasyncgenfunction(function):
+        raise TypeError(f"{function!r:.80} {_GENERATOR}")
+    if is_async(function):
         raise TypeError(f"{function!r:.80} is async, expected a plain function, or an AsyncLimiter instead of a Limiter")
     if isclass(function):
         raise TypeError(f"{function!r:.80} is a class, expected a function, such as one of its methods")
@@ -326,6 +331,8 @@ def check_plain(function: object) -> None:
 
 
 def check_async(function: object) -> None:
+    if isasyncgenfunction(function):
+        raise TypeError(f"{function!r:.80} {_GENERATOR}")
     if not is_async(function):
         raise TypeError(f"{function!r:.80} is not an async function, expected one, or a Limiter instead of an AsyncLimiter")
 

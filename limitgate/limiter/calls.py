@@ -128,7 +128,8 @@ class AsyncCalls(Operations):
             raise
 
     async def _undo_charge(self, task: asyncio.Future[ChargedOperation]) -> None:
-        with suppress(LimitGateError):
+        # The caller gets the cancellation, whatever else has happened.
+        with suppress(Exception):
             operation = await task
             if operation.decision.allowed:
                 await self._arun(operation.undoing())

@@ -614,6 +614,16 @@ def test_explain_tells_why() -> None:
         assert "more than 1,000" in found.rules[0].why or "last 32 elements" in found.rules[0].why
 
 
+def test_explain_tells_that_a_shadow_is_left_out() -> None:
+    rules = [Rule("real", "9/minute"), Rule("trial", "9/minute", key=["header:x-id"], shadow=True)]
+    gate = build_gate(NoRoutes(), open_sync_store, store=LookingStore(MemoryStore(Clock())), rules=rules).gate
+    assert gate is not None
+    found = explain(gate, ASGIRequest(http_scope(headers={"X-Id": LONG})))
+    assert found.status is None
+    assert [(each.name, each.applies) for each in found.rules] == [("real", True), ("trial", False)]
+    assert found.rules[1].why == "shadow rules are left out, because a header is too long to be read"
+
+
 # --- a real server ----------------------------------------------------------------------------------------------------
 
 

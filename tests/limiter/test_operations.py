@@ -568,9 +568,11 @@ def test_async_functions_are_none_of_a_plain_limiter() -> None:
     async def generator() -> AsyncIterator[int]:
         yield 1
 
-    for function in (coroutine, generator):
-        with pytest.raises(TypeError, match="is async, expected a plain function, or an AsyncLimiter"):
-            Limiter(MemoryStore()).limited("1/minute")(function)
+    with pytest.raises(TypeError, match="is async, expected a plain function, or an AsyncLimiter"):
+        Limiter(MemoryStore()).limited("1/minute")(coroutine)
+    for limiter in (Limiter, AsyncLimiter):
+        with pytest.raises(TypeError, match="is a generator, expected a function whose work is done when it returns"):
+            limiter(MemoryStore()).limited("1/minute")(generator)  # type: ignore[type-var]
 
 
 def test_what_a_refused_call_says() -> None:
