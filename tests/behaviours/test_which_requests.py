@@ -160,8 +160,11 @@ def test_a_condition_that_turns_out_async_is_told(opened: Any) -> None:
     class Later:
         __call__ = staticmethod(later)
 
+    def undecided(request: Any) -> Any:
+        return later(request)
+
     with pytest.raises(TypeError, match="when of rule 'r' is async, expected a plain function"):
-        opened(Rule("r", "1/minute", when=lambda request: later(request))).ask()  # type: ignore[arg-type]
+        opened(Rule("r", "1/minute", when=undecided)).ask()
     for condition in (later, Later()):
         with pytest.raises(ConfigError, match="is async, expected a plain function"):
             Rule("r", "1/minute", when=condition)  # type: ignore[arg-type]
