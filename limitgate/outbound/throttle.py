@@ -316,7 +316,7 @@ class ClientThrottle(Generic[Request, Kind]):
         self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Any
     ) -> Generator[Any, Any, tuple[float, float]]:
         if spending is not None:
-            answer = spending.hear(answer.status, transport.field(response))
+            answer = spending.hear(answer, transport.field(response))
             yield transport.finish(spending.learning())
         told = _pause(answer, max(full_in, self._full_in(key)))
         pause = self._cut(key, told)
