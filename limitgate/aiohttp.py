@@ -25,6 +25,7 @@ with extra("aiohttp", "aiohttp", "http_sf"):
         StreamReader,
     )
     from aiohttp.payload import BytesPayload
+    from multidict import CIMultiDict, CIMultiDictProxy
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
@@ -124,18 +125,21 @@ class RateLimitMiddleware(ThrottledClient):
     close = aclose  # The name in aiohttp.
 
 
+def _field_of(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> Field:
+    def field(name: str) -> str | None:
+        lines = headers.getall(name, None)
+        return None if lines is None else ", ".join(lines)
+
+    return field
+
+
 class _Outbound(AsyncTransport):
     def __init__(self, handler: ClientHandlerType) -> None:
         self._handler = handler
 
     async def send(self, request: ClientRequest) -> tuple[ClientResponse, Answer]:
         response = await self._handler(request)
-
-        def field(name: str) -> str | None:
-            lines = response.headers.getall(name, None)
-            return None if lines is None else ", ".join(lines)
-
-        return response, answer_of(response.status, field, time.time())
+        return response, answer_of(response.status, _field_of(response.headers), time.time())
 
     async def discard(self, response: ClientResponse) -> ClientResponse:
         body = await _read(response)
@@ -149,12 +153,12 @@ class _Outbound(AsyncTransport):
         response.close()
 
     def field(self, response: ClientResponse) -> Field:
-        return without_encoding(response.headers.get)
+        return without_encoding(_field_of(response.headers))
 
     def target(self, request: ClientRequest) -> Target:
         body = request.body
         content = bytes(body._value) if isinstance(body, BytesPayload) else None if body else b""  # noqa: SLF001
-        return Target(content, request.url.path, request.headers.get)
+        return Target(content, request.url.path, _field_of(request.headers))
 
     async def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
         if response._body is not None:  # noqa: SLF001 - set if it is read

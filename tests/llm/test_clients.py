@@ -114,3 +114,14 @@ def test_fields_of_the_provider_come_first(
     opened: Opens, service: Service, status: int, fields: dict[str, str], pause: float
 ) -> None:
     assert paused(opened, service, status, NOTHING_LEFT["RateLimit"] | fields) == pause
+
+
+@pytest.mark.parametrize(("first", "second"), [("10", "20"), ("20", "10"), ("soon", "20")])
+def test_of_two_waits_the_longest_applies(opened: Opens, service: Service, first: str, second: str) -> None:
+    assert paused(opened, service, 429, {"Retry-After": first, "retry-after": second}) == 20
+
+
+@pytest.mark.parametrize("name", EXHAUSTED)
+def test_fields_of_the_provider_that_contradict_each_other_do_not_count(opened: Opens, service: Service, name: str) -> None:
+    twice = EXHAUSTED | {name.upper(): "5s" if "reset" in name else "5"}
+    assert paused(opened, service, 200, twice) == 0
