@@ -118,9 +118,8 @@ class RateLimitMiddleware(ThrottledClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the store if this middleware opened it."""
-        if self._throttle.owned:
-            await self._throttle.owned.aclose()
+        """Wait for settlements under way, and close the store if this middleware opened it."""
+        await self._aclose_store()
 
     close = aclose  # The name in aiohttp.
 
@@ -174,7 +173,14 @@ class _Outbound(AsyncTransport):
 
             return ended
 
-        vars(response).update(close=ending(response.close), release=ending(response.release))
+        wait_for_close = response.wait_for_close
+
+        async def settled() -> None:
+            await wait_for_close()
+            await asyncio.shield(content.settle())
+
+        # The end of ``async with`` calls `wait_for_close`.
+        vars(response).update(close=ending(response.close), release=ending(response.release), wait_for_close=settled)
         return response
 
     def repeatable(self, request: ClientRequest) -> bool:
@@ -188,11 +194,12 @@ class _Outbound(AsyncTransport):
 class _Along(StreamReader):
     """A decoded body: LimitGate reads the chunks that the application reads."""
 
-    __slots__ = ("_reading", "_stream")
+    __slots__ = ("_reading", "_settled", "_stream")
 
     def __init__(self, stream: StreamReader, reading: Reading) -> None:
         self._stream = stream
         self._reading = reading
+        self._settled: asyncio.Future[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -222,7 +229,9 @@ class _Along(StreamReader):
         return chunk
 
     def settle(self) -> asyncio.Future[Any]:
-        return begin_to_finish(self._reading.over())
+        if self._settled is None:
+            self._settled = begin_to_finish(self._reading.over())
+        return self._settled
 
     async def _along(self, chunk: bytes) -> bytes:
         self._reading.feed(chunk)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from limitgate import Limiter, MemoryStore, RateLimited
 from limitgate.llm import Budget
-from tests.support.clients import CLIENTS, Client
-from tests.support.service import Service, Told, serving
+from tests.support.clients import CLIENTS, Awaiting, Client, Interrupted
+from tests.support.doors import PATIENCE
+from tests.support.redis_server import RedisServer
+from tests.support.service import Service, Told, serving, trickling
 
-LIMIT = "1000000000/week"
+LIMIT = "1000000 per 300 days"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 1000}
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"abcdefgh"}}]}\n\n'
+"""Two tokens."""
 INPUT = 100
 ESTIMATE = 1100
 
@@ -125,3 +130,114 @@ def test_of_two_waits_the_longest_applies(opened: Opens, service: Service, first
 def test_fields_of_the_provider_that_contradict_each_other_do_not_count(opened: Opens, service: Service, name: str) -> None:
     twice = EXHAUSTED | {name.upper(): "5s" if "reset" in name else "5"}
     assert paused(opened, service, 200, twice) == 0
+
+
+# --- the end of a client ----------------------------------------------------------------------------------------------
+
+ASYNC = {name: kind for name, kind in CLIENTS.items() if issubclass(kind, Awaiting)}
+every_async_kind = pytest.mark.parametrize("kind", ASYNC.values(), ids=ASYNC)
+
+
+@contextlib.asynccontextmanager
+async def streaming(client: Any, url: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    """The body of a response, in parts."""
+    if hasattr(client, "session"):
+        async with client.session.post(url, json=ASKED) as response:
+            yield response.content.iter_any()
+    else:
+        async with client.client.stream("POST", url, json=ASKED) as response:
+            yield response.aiter_raw()
+
+
+def leave_early(
+    kind: type[Client], service: Service, server: RedisServer, *, raises: bool, steps: int | None = None, freezes: bool = False
+) -> int:
+    """Leave a response, close the client, and return the tokens that are charged.
+
+    The task that leaves is cancelled after ``steps``. Redis doesn't answer from there on if it ``freezes``.
+    """
+    body = trickling(EVENT, 0.05)
+    service.answers = [Told(200, {"Content-Type": "text/event-stream", "Connection": "close"}, body, "close")]
+    client: Any = kind(budget=Budget(tokens=LIMIT, key=lambda _: f"k{steps}"), limiter=server.url)
+
+    async def leave(begun: asyncio.Event, frozen: contextlib.ExitStack) -> None:
+        async with streaming(client, service.url) as chunks:
+            async for _ in chunks:
+                begun.set()
+                if freezes:
+                    frozen.enter_context(server.frozen())
+                if raises:
+                    raise Interrupted
+                break
+
+    async def main() -> None:
+        begun = asyncio.Event()
+        with contextlib.ExitStack() as frozen:
+            if steps is None:
+                with contextlib.suppress(Interrupted):
+                    await leave(begun, frozen)
+            else:
+                leaving = asyncio.create_task(leave(begun, frozen))
+                await begun.wait()
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.wait([leaving])
+                assert leaving.cancelled() or isinstance(leaving.exception(), Interrupted | None)
+            if hasattr(client, "session"):
+                await client.session.close()
+                await client.ourselves.aclose()
+            else:
+                await client.client.aclose()
+
+    with contextlib.closing(client):
+        client.go(main())
+    with contextlib.closing(Limiter(server.url, timeout=PATIENCE)) as limiter:
+        return limiter.peek(f"k{steps}", LIMIT).windows[0].used
+
+
+@every_async_kind
+@pytest.mark.parametrize("raises", [False, True], ids=["break", "raise"])
+def test_a_client_that_is_closed_waits_for_settlements(
+    kind: type[Client], service: Service, own_redis: RedisServer, *, raises: bool
+) -> None:
+    for steps in (None, *range(10)):
+        assert INPUT < leave_early(kind, service, own_redis, raises=raises, steps=steps) < INPUT + 20
+
+
+@every_async_kind
+@pytest.mark.usefixtures("default_timeout")
+def test_a_client_is_closed_while_the_store_does_not_answer(
+    kind: type[Client], service: Service, own_redis: RedisServer
+) -> None:
+    """The timeout of the store ends the wait. Redis may still read the settlement later."""
+    assert INPUT < leave_early(kind, service, own_redis, raises=False, freezes=True) <= ESTIMATE
+
+
+def test_the_end_of_a_response_of_aiohttp_waits_for_its_settlement(service: Service) -> None:
+    """The next request has what the estimate was too high."""
+    service.answers = [Told(200, {"Content-Type": "text/event-stream"}, EVENT)]
+    opened = Opened(CLIENTS["aiohttp"])
+    client: Any = opened.client
+
+    async def ask() -> int:
+        async with client.session.post(service.url, json=ASKED):
+            pass
+        return opened.used
+
+    with contextlib.closing(client):
+        assert client.go(ask()) < INPUT + 10
+
+
+def test_a_middleware_that_is_closed_waits_for_responses_that_were_closed(service: Service, own_redis: RedisServer) -> None:
+    service.answers = [Told(200, {"Content-Type": "text/event-stream"}, EVENT)]
+    client: Any = CLIENTS["aiohttp"](budget=Budget(tokens=LIMIT, key=lambda _: "k"), limiter=own_redis.url)
+
+    async def ask() -> None:
+        (await client.session.post(service.url, json=ASKED)).close()
+        await client.ourselves.aclose()
+
+    with contextlib.closing(client):
+        client.go(ask())
+    with contextlib.closing(Limiter(own_redis.url, timeout=PATIENCE)) as limiter:
+        assert limiter.peek("k", LIMIT).windows[0].used < INPUT + 10
