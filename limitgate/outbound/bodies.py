@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from io import BytesIO
 from typing import Any
 
@@ -42,54 +42,91 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 
 def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
-    read, read1, read_chunked, close = response.read, response.read1, response.read_chunked, response.close
-
-    def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        with _over_if_it_fails(reading):
-            chunk = read(amt, *args, **options)
-        reading.feed(chunk)
-        if amt is None or (amt and not chunk) or _is_read(response):
-            run(reading.over())
-        return chunk
-
-    def read1_along(*args: Any, **options: Any) -> bytes:
-        with _over_if_it_fails(reading):
-            chunk = read1(*args, **options)
-        reading.feed(chunk)
-        if not chunk or _is_read(response):
-            run(reading.over())
-        return chunk
-
-    def read_chunked_along(*args: Any, **options: Any) -> Iterator[bytes]:
-        with _over_if_it_fails(reading):
-            for chunk in read_chunked(*args, **options):
-                reading.feed(chunk)
-                yield chunk
+    if response.closed:
+        # The body is empty or in memory.
+        reading.feed(response.data or b"")
         run(reading.over())
-
-    def close_along() -> None:
-        try:
-            close()
-        finally:
-            run(reading.over())
-
-    # `data`, `stream` and the file methods call these.
-    ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along, "read1": read1_along}
-    vars(response).update(ours)
+        return response
+    ours = _Along(response, reading)
+    # `data`, `stream` and the file methods call these. urllib3 before 2.2 has no `read1`.
+    for name in ours.theirs:
+        setattr(response, name, getattr(ours, name))
     return response
 
 
-def _is_read(response: HTTPResponse) -> bool:
-    return response.closed and not len(getattr(response, "_decoded_buffer", b""))
+class _Along:
+    """Methods of a response: LimitGate reads the chunks that the application reads."""
 
+    def __init__(self, response: HTTPResponse, reading: Reading) -> None:
+        self._response = response
+        self._reading = reading
+        names = ("read", "read1", "read_chunked", "drain_conn", "release_conn", "close")
+        self.theirs: Mapping[str, Any] = {name: getattr(response, name) for name in names if hasattr(response, name)}
+        self._is_inside = False
+        """True within urllib3, which releases the connection before it returns the last chunk."""
 
-@contextmanager
-def _over_if_it_fails(reading: Reading) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        run(reading.over())
-        raise
+    def read(self, amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        with self._inside():
+            chunk: bytes = self.theirs["read"](amt, *args, **options)
+        self._feed(chunk, is_last=amt is None or bool(amt and not chunk))
+        return chunk
+
+    def read1(self, amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        with self._inside():
+            chunk: bytes = self.theirs["read1"](amt, *args, **options)
+        self._feed(chunk, is_last=not chunk and amt != 0)
+        return chunk
+
+    def read_chunked(self, *args: Any, **options: Any) -> Iterator[bytes]:
+        chunks = self.theirs["read_chunked"](*args, **options)
+        try:
+            while True:
+                with self._inside():
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                self._reading.feed(chunk)
+                yield chunk
+        finally:
+            self._over()
+
+    def drain_conn(self) -> None:
+        # Like urllib3, don't decompress what nobody reads. RuntimeError: a part was decompressed before.
+        with suppress(HTTPError, OSError, RuntimeError):
+            while self.read(MOST_READ, decode_content=False):
+                pass
+        self.theirs["drain_conn"]()
+        self._over()
+
+    def release_conn(self) -> None:
+        self.theirs["release_conn"]()
+        self._over()
+
+    def close(self) -> None:
+        try:
+            self.theirs["close"]()
+        finally:
+            self._over()
+
+    def _feed(self, chunk: bytes, *, is_last: bool) -> None:
+        self._reading.feed(chunk)
+        if is_last or (self._response.closed and not len(getattr(self._response, "_decoded_buffer", b""))):
+            self._over()
+
+    def _over(self) -> None:
+        if not self._is_inside:
+            run(self._reading.over())
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        except BaseException:
+            self._is_inside = False
+            self._over()
+            raise
+        self._is_inside = False
 
 
 def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:

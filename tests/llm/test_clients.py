@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -241,3 +242,68 @@ def test_a_middleware_that_is_closed_waits_for_responses_that_were_closed(servic
         client.go(ask())
     with contextlib.closing(Limiter(own_redis.url, timeout=PATIENCE)) as limiter:
         assert limiter.peek("k", LIMIT).windows[0].used < INPUT + 10
+
+
+# --- responses that are not read --------------------------------------------------------------------------------------
+
+REPORTED = Told(200, {"Content-Type": "application/json"}, b'{"usage": {"prompt_tokens": 5, "completion_tokens": 5}}')
+
+
+def test_each_redirect_is_settled(opened: Opens, kind: type[Client], service: Service) -> None:
+    service.answers = [Told(307, {"Location": "/there"}, b"moved"), REPORTED]
+    client = opened()
+    client.ask(service, **({"preload_content": False} if kind is CLIENTS["urllib3"] else {}))
+    assert INPUT + 10 <= client.used < INPUT + 20
+
+
+def urllib3_response(client: Client, url: str) -> Any:
+    return client.ourselves.request("POST", url, json=ASKED, preload_content=False)
+
+
+def requests_response(client: Client, url: str) -> Any:
+    session: Any = client
+    return session.session.post(url, json=ASKED, stream=True).raw
+
+
+ENDS: dict[str, tuple[Callable[[Any], object], int]] = {
+    "drained": (lambda response: response.drain_conn(), 10),
+    "drained after a part": (lambda response: (response.read(7), response.drain_conn()), 10),
+    "released": (lambda response: response.release_conn(), INPUT),
+    "released after a part": (lambda response: (response.read(7), response.release_conn()), INPUT + 1),
+    "read and released": (lambda response: (response.read(), response.release_conn()), 10),
+    "closed": (lambda response: response.close(), INPUT),
+}
+
+
+@pytest.mark.parametrize(("library", "respond"), [("urllib3", urllib3_response), ("requests", requests_response)])
+@pytest.mark.parametrize(("end", "used"), ENDS.values(), ids=ENDS)
+def test_responses_of_urllib3_are_settled_however_they_end(
+    service: Service, library: str, respond: Callable[..., Any], end: Callable[[Any], object], used: int
+) -> None:
+    service.answers = [REPORTED]
+    opened = Opened(CLIENTS[library])
+    with contextlib.closing(opened.client):
+        end(respond(opened.client, service.url))
+        assert opened.used == used
+
+
+def test_a_body_without_a_byte_is_settled(service: Service) -> None:
+    service.answers = [Told(200, {}, b"")]
+    opened = Opened(CLIENTS["urllib3"])
+    with contextlib.closing(opened.client):
+        urllib3_response(opened.client, service.url).release_conn()
+        assert opened.used == INPUT
+
+
+def test_a_compressed_body_is_drained_as_it_is(service: Service) -> None:
+    """urllib3 doesn't decompress what nobody reads."""
+    body = gzip.compress(b"x" * 100_000)
+    service.answers = [Told(200, {"Content-Encoding": "gzip"}, body)] * 2
+    opened = Opened(CLIENTS["urllib3"])
+    with contextlib.closing(opened.client):
+        urllib3_response(opened.client, service.url).drain_conn()
+        assert INPUT < opened.used < INPUT + len(body)
+        begun = urllib3_response(opened.client, service.url)
+        begun.read(40)
+        begun.drain_conn()
+        assert 2 * INPUT < opened.used < 2 * INPUT + 2 * len(body)
