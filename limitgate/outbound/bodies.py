@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from http.client import IncompleteRead
 from io import BytesIO
 from typing import Any
 
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, IncompleteRead as CutBody, ProtocolError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, Reading, Target, run, shut_after
 from limitgate.process.clock import monotonic
 
+_STEP = 65_536
+"""Maximum of bytes that are read together."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -64,17 +67,55 @@ class _Along:
         self.theirs: Mapping[str, Any] = {name: getattr(response, name) for name in names if hasattr(response, name)}
         self._is_inside = False
         """True within urllib3, which releases the connection before it returns the last chunk."""
+        # Responses of other libraries, such as those for tests, may have another file.
+        self._has_steps = "read1" in self.theirs and hasattr(response._fp, "read1")  # noqa: SLF001
 
-    def read(self, amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        with self._inside():
-            chunk: bytes = self.theirs["read"](amt, *args, **options)
-        self._feed(chunk, is_last=amt is None or bool(amt and not chunk))
+    def read(
+        self,
+        amt: int | None = None,
+        decode_content: bool | None = None,  # noqa: FBT001 - as in urllib3
+        cache_content: bool = False,  # noqa: FBT001, FBT002
+    ) -> bytes:
+        amt = None if amt is not None and amt < 0 else amt
+        # `data` returns the body again, in newer versions only if no part was read before.
+        is_kept = cache_content and amt is None and not getattr(self._response, "_uncached_read_occurred", False)
+        if amt == 0 or self._response.closed or not self._has_steps:
+            with self._inside():
+                chunk: bytes = self.theirs["read"](amt, decode_content, cache_content)
+            self._reading.feed(chunk)
+        else:
+            chunk = self._read_by_steps(amt, decode_content=decode_content)
+            if is_kept:
+                self._response._body = chunk  # noqa: SLF001
+        self._end(is_last=amt is None or bool(amt and not chunk))
         return chunk
+
+    def _read_by_steps(self, amt: int | None, *, decode_content: bool | None) -> bytes:
+        """Read as urllib3 does. If it fails, the parts that arrived are known."""
+        is_decoded = self._response.decode_content if decode_content is None else decode_content
+        parts: list[bytes] = []
+        left = _STEP if amt is None else amt
+        while left:
+            try:
+                with self._inside():
+                    part: bytes = self.theirs["read1"](min(left, _STEP), decode_content)
+            except ProtocolError as error:
+                if amt is None or is_decoded or not parts or not isinstance(error.__cause__, CutBody):
+                    raise
+                # The next call raises.
+                break
+            if not part:
+                break
+            self._reading.feed(part)
+            parts.append(part)
+            left -= 0 if amt is None else len(part)
+        return b"".join(parts)
 
     def read1(self, amt: int | None = None, *args: Any, **options: Any) -> bytes:
         with self._inside():
             chunk: bytes = self.theirs["read1"](amt, *args, **options)
-        self._feed(chunk, is_last=not chunk and amt != 0)
+        self._reading.feed(chunk)
+        self._end(is_last=not chunk and amt != 0)
         return chunk
 
     def read_chunked(self, *args: Any, **options: Any) -> Iterator[bytes]:
@@ -108,8 +149,7 @@ class _Along:
         finally:
             self._over()
 
-    def _feed(self, chunk: bytes, *, is_last: bool) -> None:
-        self._reading.feed(chunk)
+    def _end(self, *, is_last: bool) -> None:
         if is_last or (self._response.closed and not len(getattr(self._response, "_decoded_buffer", b""))):
             self._over()
 
@@ -122,11 +162,19 @@ class _Along:
         self._is_inside = True
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._is_inside = False
+            self._reading.feed(_carried_by(error))
             self._over()
             raise
         self._is_inside = False
+
+
+def _carried_by(error: BaseException) -> bytes:
+    """Return the part of a chunk that arrived before its connection broke."""
+    cause = error.__cause__
+    partial: object = cause.partial if isinstance(cause, IncompleteRead) else b""
+    return partial if isinstance(partial, bytes) else b""
 
 
 def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:

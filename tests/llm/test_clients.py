@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import aiohttp
 import pytest
+import urllib3
 
 from limitgate import Limiter, MemoryStore, RateLimited
 from limitgate.llm import Budget
@@ -256,13 +259,13 @@ def test_each_redirect_is_settled(opened: Opens, kind: type[Client], service: Se
     assert INPUT + 10 <= client.used < INPUT + 20
 
 
-def urllib3_response(client: Client, url: str) -> Any:
-    return client.ourselves.request("POST", url, json=ASKED, preload_content=False)
+def urllib3_response(client: Client, url: str, **options: Any) -> Any:
+    return client.ourselves.request("POST", url, json=ASKED, preload_content=False, **options)
 
 
-def requests_response(client: Client, url: str) -> Any:
+def requests_response(client: Client, url: str, **options: Any) -> Any:
     session: Any = client
-    return session.session.post(url, json=ASKED, stream=True).raw
+    return session.session.post(url, json=ASKED, stream=True, **options).raw
 
 
 ENDS: dict[str, tuple[Callable[[Any], object], int]] = {
@@ -307,3 +310,153 @@ def test_a_compressed_body_is_drained_as_it_is(service: Service) -> None:
         begun.read(40)
         begun.drain_conn()
         assert 2 * INPUT < opened.used < 2 * INPUT + 2 * len(body)
+
+
+# --- bodies that break off --------------------------------------------------------------------------------------------
+
+STREAM = {"Content-Type": "text/event-stream"}
+CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
+MANY = EVENT * 5
+BROKEN = {
+    "between chunks": ({"Transfer-Encoding": "chunked"}, [CHUNK] * 5),
+    "in a chunk": ({"Transfer-Encoding": "chunked"}, [b"fff\r\n", *[EVENT] * 5]),
+    "before its length": ({"Content-Length": "4000"}, [EVENT] * 5),
+}
+
+
+@pytest.mark.parametrize(("headers", "body"), BROKEN.values(), ids=BROKEN)
+def test_a_stream_that_breaks_off_costs_what_arrived(
+    opened: Opens, service: Service, headers: dict[str, str], body: list[bytes]
+) -> None:
+    """Although the client reads it in one call, which raises."""
+    service.answers = [Told(200, STREAM | headers, body, "close")]
+    client = opened()
+    with pytest.raises(Exception, match=r"(?i)incomplete|closed|payload|connection|prematurely"):
+        client.ask(service, **({"retries": False} if isinstance(client.client, CLIENTS["urllib3"]) else {}))
+    assert client.used == INPUT + 10
+
+
+@pytest.mark.parametrize(("library", "respond"), [("urllib3", urllib3_response), ("requests", requests_response)])
+@pytest.mark.parametrize("size", [None, 4000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_stream_that_stalls_costs_what_arrived(
+    service: Service, library: str, respond: Callable[..., Any], size: int | None, *, is_chunked: bool
+) -> None:
+    """The parts before the timeout count."""
+    is_sent, is_over = threading.Event(), threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield b"fff\r\n" + MANY if is_chunked else MANY
+        is_sent.set()
+        is_over.wait(PATIENCE)
+
+    headers = {"Transfer-Encoding": "chunked"} if is_chunked else {"Content-Length": "5000"}
+    service.answers = [Told(200, STREAM | headers, body(), "close")]
+    opened = Opened(CLIENTS[library])
+    with contextlib.closing(opened.client):
+        response = respond(opened.client, service.url)
+        assert is_sent.wait(PATIENCE)
+        response.connection.sock.settimeout(0.05)
+        with pytest.raises(urllib3.exceptions.ReadTimeoutError):
+            response.read(size)
+        is_over.set()
+        assert opened.used == INPUT + 10
+
+
+LAST = b'data: {"choices":[],"usage":{"prompt_tokens":111,"completion_tokens":22}}\n\n'
+AIOHTTP_READS: dict[str, Callable[[aiohttp.StreamReader], Any]] = {
+    "exactly": lambda content: content.readexactly(len(MANY + LAST) + 1),
+    "until": lambda content: content.readuntil(b"\0"),
+    "a line that is too long": lambda content: content.readuntil(b"\0", max_size=100),
+    "nothing": lambda content: content.wait_eof(),
+}
+
+
+@pytest.mark.parametrize("read", AIOHTTP_READS.values(), ids=AIOHTTP_READS)
+@pytest.mark.parametrize("is_zipped", [False, True])
+def test_usage_in_a_part_that_aiohttp_does_not_return_counts(
+    service: Service, read: Callable[[aiohttp.StreamReader], Any], *, is_zipped: bool
+) -> None:
+    body, headers = MANY + LAST, {"Content-Encoding": "gzip"} if is_zipped else {}
+    service.answers = [Told(200, STREAM | headers, gzip.compress(body) if is_zipped else body)]
+    opened = Opened(CLIENTS["aiohttp"])
+    client: Any = opened.client
+
+    async def ask() -> None:
+        async with client.session.post(service.url, json=ASKED) as response:
+            await response.content.wait_eof()
+            with contextlib.suppress(asyncio.IncompleteReadError, ValueError, aiohttp.http_exceptions.LineTooLong):
+                await read(response.content)
+
+    with contextlib.closing(client):
+        client.go(ask())
+        assert opened.used == 133
+
+
+def test_budgets_around_each_other_read_the_same_response_of_aiohttp(service: Service) -> None:
+    service.answers = [Told(200, STREAM, MANY + LAST)]
+    inner = Opened(CLIENTS["aiohttp"])
+    outer = Opened(CLIENTS["aiohttp"])
+
+    async def ask() -> None:
+        async with (
+            aiohttp.ClientSession(middlewares=[outer.client.ourselves, inner.client.ourselves]) as session,
+            session.post(service.url, json=ASKED) as response,
+        ):
+            assert await response.read() == MANY + LAST
+
+    with contextlib.closing(inner.client), contextlib.closing(outer.client):
+        asyncio.run(ask())
+    assert (inner.used, outer.used) == (133, 133)
+
+
+ZIPPED = gzip.compress(MANY * 300)
+RESPONSES: dict[str, Told] = {
+    "with a length": Told(200, STREAM, MANY * 300),
+    "in chunks": Told(200, STREAM | {"Transfer-Encoding": "chunked"}, [CHUNK] * 300 + [b"0\r\n\r\n"]),
+    "until it is closed": Told(200, STREAM | {"Connection": "close"}, [MANY * 300], "close"),
+    "empty": Told(200, STREAM, b""),
+    "zipped": Told(200, STREAM | {"Content-Encoding": "gzip"}, ZIPPED),
+    "zipped wrongly": Told(200, STREAM | {"Content-Encoding": "gzip"}, MANY),
+    "zipped and cut": Told(200, STREAM | {"Content-Encoding": "gzip", "Content-Length": "4000"}, [ZIPPED], "close"),
+    **{name: Told(200, STREAM | headers, body, "close") for name, (headers, body) in BROKEN.items()},
+}
+READS: dict[str, Callable[[Any], Iterator[Any]]] = {
+    "data": lambda response: iter([response.data, response.data, response.read(), response.read(3)]),
+    "read": lambda response: iter([response.read(), response.read(), response.data]),
+    "read a part, then data": lambda response: iter([response.read(7), response.data, response.data]),
+    "read as it is": lambda response: iter([response.read(decode_content=False)]),
+    "read parts as they are": lambda response: (response.read(300, decode_content=False) for _ in range(1000)),
+    "read negatively": lambda response: iter([response.read(-1), response.read(0)]),
+    "read parts": lambda response: (response.read(100) for _ in range(10_000)),
+    "read large parts": lambda response: (response.read(100_000) for _ in range(3)),
+    "stream": lambda response: iter([b"".join(response.stream(50))]),
+    "lines": iter,
+    "closed, then read": lambda response: (each() for each in (response.close, response.read, lambda: response.data)),
+    "drained, then read": lambda response: (each() for each in (response.drain_conn, response.read)),
+}
+
+
+def outcome(response: Any, read: Callable[[Any], Iterator[Any]]) -> list[Any]:
+    """What the application gets, until an error."""
+    found: list[Any] = []
+    try:
+        for each in read(response):
+            found.append(each)
+            if len(found) > 3 and not each:
+                break
+    except Exception as error:  # noqa: BLE001 - any
+        found.append(type(error))
+    response.close()
+    return found
+
+
+@pytest.mark.parametrize("told", RESPONSES.values(), ids=RESPONSES)
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_responses_are_read_as_without_a_budget(service: Service, told: Told, read: Callable[[Any], Iterator[Any]]) -> None:
+    service.answers = [told] * 2
+    opened = Opened(CLIENTS["urllib3"])
+    with contextlib.closing(opened.client), urllib3.PoolManager() as plain:
+        ours = outcome(urllib3_response(opened.client, service.url, retries=False), read)
+        theirs = outcome(plain.request("POST", service.url, json=ASKED, preload_content=False, retries=False), read)
+        assert ours == theirs
