@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv6Address
 from operator import attrgetter
@@ -25,6 +26,7 @@ with extra("aiohttp", "aiohttp", "http_sf"):
         StreamReader,
     )
     from aiohttp.payload import BytesPayload
+    from multidict import CIMultiDict, CIMultiDictProxy
 
 from limitgate.errors import ConfigError
 from limitgate.limiter.limiter import AsyncLimiter
@@ -117,11 +119,18 @@ class RateLimitMiddleware(ThrottledClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the store if this middleware opened it."""
-        if self._throttle.owned:
-            await self._throttle.owned.aclose()
+        """Wait for settlements under way, and close the store if this middleware opened it."""
+        await self._aclose_store()
 
     close = aclose  # The name in aiohttp.
+
+
+def _field_of(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> Field:
+    def field(name: str) -> str | None:
+        lines = headers.getall(name, None)
+        return None if lines is None else ", ".join(lines)
+
+    return field
 
 
 class _Outbound(AsyncTransport):
@@ -130,12 +139,7 @@ class _Outbound(AsyncTransport):
 
     async def send(self, request: ClientRequest) -> tuple[ClientResponse, Answer]:
         response = await self._handler(request)
-
-        def field(name: str) -> str | None:
-            lines = response.headers.getall(name, None)
-            return None if lines is None else ", ".join(lines)
-
-        return response, answer_of(response.status, field, time.time())
+        return response, answer_of(response.status, _field_of(response.headers), time.time())
 
     async def discard(self, response: ClientResponse) -> ClientResponse:
         body = await _read(response)
@@ -149,19 +153,20 @@ class _Outbound(AsyncTransport):
         response.close()
 
     def field(self, response: ClientResponse) -> Field:
-        return without_encoding(response.headers.get)
+        return without_encoding(_field_of(response.headers))
 
     def target(self, request: ClientRequest) -> Target:
         body = request.body
         content = bytes(body._value) if isinstance(body, BytesPayload) else None if body else b""  # noqa: SLF001
-        return Target(content, request.url.path, request.headers.get)
+        return Target(content, request.url.path, _field_of(request.headers))
 
     async def along(self, response: ClientResponse, reading: Reading) -> ClientResponse:
-        if response._body is not None:  # noqa: SLF001 - set if it is read
-            reading.feed(response._body)  # noqa: SLF001
+        stream = response.content
+        if response._body is not None or stream.at_eof():  # noqa: SLF001 - set if it is read
+            reading.feed(response._body or b"")  # noqa: SLF001
             await afinish(reading.over())
             return response
-        response.content = content = _Along(response.content, reading)
+        response.content = content = _Along(stream, reading)
 
         def ending(end: Callable[[], Any]) -> Callable[[], Any]:
             def ended() -> Any:
@@ -170,7 +175,14 @@ class _Outbound(AsyncTransport):
 
             return ended
 
-        vars(response).update(close=ending(response.close), release=ending(response.release))
+        wait_for_close = response.wait_for_close
+
+        async def settled() -> None:
+            await wait_for_close()
+            await asyncio.shield(content.settle())
+
+        # The end of ``async with`` calls `wait_for_close`.
+        vars(response).update(close=ending(response.close), release=ending(response.release), wait_for_close=settled)
         return response
 
     def repeatable(self, request: ClientRequest) -> bool:
@@ -182,54 +194,71 @@ class _Outbound(AsyncTransport):
 
 
 class _Along(StreamReader):
-    """A decoded body: LimitGate reads the chunks that the application reads."""
+    """A decoded body. A read that ends it waits for the settlement."""
 
-    __slots__ = ("_reading", "_stream")
+    __slots__ = ("_reading", "_settled", "_stream")
 
     def __init__(self, stream: StreamReader, reading: Reading) -> None:
         self._stream = stream
         self._reading = reading
+        self._settled: asyncio.Future[Any] | None = None
+        buffer = stream._buffer  # noqa: SLF001 - there is no public way to see what arrives
+        if not isinstance(buffer, _Arriving):
+            stream._buffer = buffer = _Arriving(buffer)  # noqa: SLF001
+        buffer.tell(reading)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    async def read(self, n: int = -1) -> bytes:
-        return await self._along(await self._stream.read(n))
-
-    async def readany(self) -> bytes:
-        return await self._along(await self._stream.readany())
-
-    async def readline(self, **options: Any) -> bytes:
-        return await self._along(await self._stream.readline(**options))
-
-    async def readuntil(self, separator: bytes = b"\n", **options: Any) -> bytes:
-        return await self._along(await self._stream.readuntil(separator, **options))
-
-    async def readexactly(self, n: int) -> bytes:
-        return await self._along(await self._stream.readexactly(n))
-
-    async def readchunk(self) -> tuple[bytes, bool]:
-        chunk, is_end = await self._stream.readchunk()
-        return await self._along(chunk), is_end
-
-    def read_nowait(self, n: int = -1) -> bytes:
-        chunk = self._stream.read_nowait(n)
-        self._reading.feed(chunk)
-        return chunk
-
     def settle(self) -> asyncio.Future[Any]:
-        return begin_to_finish(self._reading.over())
+        if self._settled is None:
+            self._settled = begin_to_finish(self._reading.over())
+        return self._settled
 
-    async def _along(self, chunk: bytes) -> bytes:
-        self._reading.feed(chunk)
-        if self._stream.at_eof():
+    async def _settle_at_end(self) -> None:
+        if self._stream.at_eof() or self._stream.exception() is not None:
             await asyncio.shield(self.settle())
-        return chunk
 
 
-for _name in ("at_eof", "exception", "is_eof", "on_eof", "set_exception", "total_bytes", "unread_data", "wait_eof"):
+def _settling(name: str) -> Callable[..., Any]:
+    async def read(self: _Along, *args: Any, **options: Any) -> Any:
+        try:
+            found = await getattr(self._stream, name)(*args, **options)
+        except Exception:
+            await self._settle_at_end()
+            raise
+        await self._settle_at_end()
+        return found
+
+    return read
+
+
+for _name in ("read", "readany", "readchunk", "readexactly", "readline", "readuntil"):
+    setattr(_Along, _name, _settling(_name))
+for _name in (
+    *("at_eof", "exception", "get_read_buffer_limits", "is_eof", "on_eof", "read_nowait", "set_exception"),
+    *("set_read_chunk_size", "total_bytes", "total_raw_bytes", "unread_data", "wait_eof"),
+):
     # These use the state of the body.
     setattr(_Along, _name, property(attrgetter(f"_stream.{_name}")))
+
+
+class _Arriving(deque[bytes]):
+    """The buffer of a body: LimitGate reads the chunks that arrive. An error drops those that the application didn't read."""
+
+    def __init__(self, arrived: Iterable[bytes]) -> None:
+        super().__init__(arrived)
+        self._readings: list[Reading] = []
+
+    def tell(self, reading: Reading) -> None:
+        self._readings.append(reading)
+        for chunk in self:
+            reading.feed(chunk)
+
+    def append(self, chunk: bytes) -> None:
+        super().append(chunk)
+        for reading in self._readings:
+            reading.feed(chunk)
 
 
 async def _read(response: ClientResponse) -> bytes | None:

@@ -251,11 +251,15 @@ class Spending:
                 self.renew_at = self._due(0.5) if is_held else math.inf
         return is_held
 
-    def hear(self, status: int, field: Field) -> Answer:
-        said = self._said = told(status, field, time.time(), self._host)
-        if status == 429:
+    def hear(self, answer: Answer, field: Field) -> Answer:
+        """Return ``answer`` with the waits of the provider's own fields, which take precedence."""
+        said = self._said = told(answer.status, field, time.time(), self._host)
+        if answer.refused:
             self._counts.refused("provider")
-        return Answer(status, said.retry_after, said.exhausted)
+        retry_after = answer.retry_after if said.retry_after is None else said.retry_after
+        # A refusal contradicts windows that all have tokens left.
+        is_silent = said.exhausted is None and (answer.refused or not said.windows)
+        return Answer(answer.status, retry_after, answer.exhausted if is_silent else said.exhausted)
 
     @property
     def may_retry(self) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from http.client import IncompleteRead
 from io import BytesIO
 from typing import Any
 
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, IncompleteRead as CutBody, ProtocolError
 from urllib3.response import HTTPResponse
 from urllib3.util import parse_url
 
 from limitgate.outbound.throttle import LONGEST_READ, MOST_READ, OF_BODIES, Reading, Target, run, shut_after
 from limitgate.process.clock import monotonic
 
+_STEP = 65_536
+"""Maximum of bytes that are read together."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -42,54 +45,136 @@ def kept(response: HTTPResponse) -> HTTPResponse:
 
 
 def along(response: HTTPResponse, reading: Reading) -> HTTPResponse:
-    read, read1, read_chunked, close = response.read, response.read1, response.read_chunked, response.close
-
-    def read_along(amt: int | None = None, *args: Any, **options: Any) -> bytes:
-        with _over_if_it_fails(reading):
-            chunk = read(amt, *args, **options)
-        reading.feed(chunk)
-        if amt is None or (amt and not chunk) or _is_read(response):
-            run(reading.over())
-        return chunk
-
-    def read1_along(*args: Any, **options: Any) -> bytes:
-        with _over_if_it_fails(reading):
-            chunk = read1(*args, **options)
-        reading.feed(chunk)
-        if not chunk or _is_read(response):
-            run(reading.over())
-        return chunk
-
-    def read_chunked_along(*args: Any, **options: Any) -> Iterator[bytes]:
-        with _over_if_it_fails(reading):
-            for chunk in read_chunked(*args, **options):
-                reading.feed(chunk)
-                yield chunk
+    if response.closed:
+        # The body is empty or in memory.
+        reading.feed(response.data or b"")
         run(reading.over())
-
-    def close_along() -> None:
-        try:
-            close()
-        finally:
-            run(reading.over())
-
-    # `data`, `stream` and the file methods call these.
-    ours: dict[str, Any] = {"read": read_along, "read_chunked": read_chunked_along, "close": close_along, "read1": read1_along}
-    vars(response).update(ours)
+        return response
+    ours = _Along(response, reading)
+    # `data`, `stream` and the file methods call these. urllib3 before 2.2 has no `read1`.
+    for name in ours.theirs:
+        setattr(response, name, getattr(ours, name))
     return response
 
 
-def _is_read(response: HTTPResponse) -> bool:
-    return response.closed and not len(getattr(response, "_decoded_buffer", b""))
+class _Along:
+    """Methods of a response: LimitGate reads the chunks that the application reads."""
+
+    def __init__(self, response: HTTPResponse, reading: Reading) -> None:
+        self._response = response
+        self._reading = reading
+        names = ("read", "read1", "read_chunked", "drain_conn", "release_conn", "close")
+        self.theirs: Mapping[str, Any] = {name: getattr(response, name) for name in names if hasattr(response, name)}
+        self._is_inside = False
+        """True within urllib3, which releases the connection before it returns the last chunk."""
+        # Responses of other libraries, such as those for tests, may have another file.
+        self._has_steps = "read1" in self.theirs and hasattr(response._fp, "read1")  # noqa: SLF001
+
+    def read(
+        self,
+        amt: int | None = None,
+        decode_content: bool | None = None,  # noqa: FBT001 - as in urllib3
+        cache_content: bool = False,  # noqa: FBT001, FBT002
+    ) -> bytes:
+        amt = None if amt is not None and amt < 0 else amt
+        # `data` returns the body again, in newer versions only if no part was read before.
+        is_kept = cache_content and amt is None and not getattr(self._response, "_uncached_read_occurred", False)
+        if amt == 0 or self._response.closed or not self._has_steps:
+            with self._inside():
+                chunk: bytes = self.theirs["read"](amt, decode_content, cache_content)
+            self._reading.feed(chunk)
+        else:
+            chunk = self._read_by_steps(amt, decode_content=decode_content)
+            if is_kept:
+                self._response._body = chunk  # noqa: SLF001
+        self._end(is_last=amt is None or bool(amt and not chunk))
+        return chunk
+
+    def _read_by_steps(self, amt: int | None, *, decode_content: bool | None) -> bytes:
+        """Read as urllib3 does. If it fails, the parts that arrived are known."""
+        is_decoded = self._response.decode_content if decode_content is None else decode_content
+        parts: list[bytes] = []
+        left = _STEP if amt is None else amt
+        while left:
+            try:
+                with self._inside():
+                    part: bytes = self.theirs["read1"](min(left, _STEP), decode_content)
+            except ProtocolError as error:
+                if amt is None or is_decoded or not parts or not isinstance(error.__cause__, CutBody):
+                    raise
+                # The next call raises.
+                break
+            if not part:
+                break
+            self._reading.feed(part)
+            parts.append(part)
+            left -= 0 if amt is None else len(part)
+        return b"".join(parts)
+
+    def read1(self, amt: int | None = None, *args: Any, **options: Any) -> bytes:
+        with self._inside():
+            chunk: bytes = self.theirs["read1"](amt, *args, **options)
+        self._reading.feed(chunk)
+        self._end(is_last=not chunk and amt != 0)
+        return chunk
+
+    def read_chunked(self, *args: Any, **options: Any) -> Iterator[bytes]:
+        chunks = self.theirs["read_chunked"](*args, **options)
+        try:
+            while True:
+                with self._inside():
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    break
+                self._reading.feed(chunk)
+                yield chunk
+        finally:
+            self._over()
+
+    def drain_conn(self) -> None:
+        # Like urllib3, don't decompress what nobody reads. RuntimeError: a part was decompressed before.
+        with suppress(HTTPError, OSError, RuntimeError):
+            while self.read(MOST_READ, decode_content=False):
+                pass
+        self.theirs["drain_conn"]()
+        self._over()
+
+    def release_conn(self) -> None:
+        self.theirs["release_conn"]()
+        self._over()
+
+    def close(self) -> None:
+        try:
+            self.theirs["close"]()
+        finally:
+            self._over()
+
+    def _end(self, *, is_last: bool) -> None:
+        if is_last or (self._response.closed and not len(getattr(self._response, "_decoded_buffer", b""))):
+            self._over()
+
+    def _over(self) -> None:
+        if not self._is_inside:
+            run(self._reading.over())
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._is_inside = True
+        try:
+            yield
+        except BaseException as error:
+            self._is_inside = False
+            self._reading.feed(_carried_by(error))
+            self._over()
+            raise
+        self._is_inside = False
 
 
-@contextmanager
-def _over_if_it_fails(reading: Reading) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        run(reading.over())
-        raise
+def _carried_by(error: BaseException) -> bytes:
+    """Return the part of a chunk that arrived before its connection broke."""
+    cause = error.__cause__
+    partial: object = cause.partial if isinstance(cause, IncompleteRead) else b""
+    return partial if isinstance(partial, bytes) else b""
 
 
 def target_of(body: object, url: str, headers: Mapping[str, Any]) -> Target:

@@ -154,17 +154,13 @@ class AsyncTransport(_Transport[Request, Response, Inner]):
         try:
             await self._transport.__aexit__(exc_type, exc_value, traceback)
         finally:
-            await self._close_store()
+            await self._aclose_store()
 
     async def aclose(self) -> None:
         try:
             await self._transport.aclose()
         finally:
-            await self._close_store()
-
-    async def _close_store(self) -> None:
-        if self._throttle.owned:
-            await self._throttle.owned.aclose()
+            await self._aclose_store()
 
 
 class SyncTransport(_Transport[Request, Response, Inner]):

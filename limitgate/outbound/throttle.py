@@ -171,6 +171,14 @@ async def afinish(flow: Flow) -> None:
     await asyncio.shield(begin_to_finish(flow))
 
 
+async def _all_finished() -> None:
+    """Wait for the flows that run in tasks of this event loop. The timeout of the store bounds each of them."""
+    loop = asyncio.get_running_loop()
+    ending = [each for each in _ending if each.get_loop() is loop]
+    if ending:
+        await asyncio.wait(ending)
+
+
 def _one(wish: Any) -> Flow:
     return (yield wish)
 
@@ -316,7 +324,7 @@ class ClientThrottle(Generic[Request, Kind]):
         self, transport: Transport, key: str, response: Any, answer: Answer, full_in: float, spending: Any
     ) -> Generator[Any, Any, tuple[float, float]]:
         if spending is not None:
-            answer = spending.hear(answer.status, transport.field(response))
+            answer = spending.hear(answer, transport.field(response))
             yield transport.finish(spending.learning())
         told = _pause(answer, max(full_in, self._full_in(key)))
         pause = self._cut(key, told)
@@ -460,6 +468,14 @@ class ThrottledClient(Remade):
     def state_here(self) -> str:
         owned = self._throttle.owned
         return "" if owned is None else owned.state_here.replace("expected the URL", "expected limiter= with the URL")
+
+    async def _aclose_store(self) -> None:
+        """Wait for settlements under way, then close the store if this client opened it."""
+        try:
+            await _all_finished()
+        finally:
+            if self._throttle.owned:
+                await self._throttle.owned.aclose()
 
 
 def _limiter_of(limiter: Kind | str, kind: type[Kind], observers: Iterable[str | Observer]) -> Kind:

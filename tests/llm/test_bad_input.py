@@ -253,9 +253,7 @@ def test_a_stream_that_breaks_off(library: str, provider: Provider) -> None:
     with contextlib.suppress(Exception):
         ask()
     requests, tokens = ask.used
-    # In these, an error takes the place of the part that was read before it, which the caller does not see.
-    least = 4 if library in ("requests", "aiohttp") else 5
-    assert (requests, least <= tokens <= 20) == (1, True), tokens
+    assert (requests, 5 <= tokens <= 20) == (1, True), tokens
 
 
 LIES = [
