@@ -173,7 +173,10 @@ async def afinish(flow: Flow) -> None:
 
 async def _all_finished() -> None:
     """Wait for the flows that run in tasks of this event loop. The timeout of the store bounds each of them."""
-    loop = asyncio.get_running_loop()
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # as under trio
+        return
     ending = [each for each in _ending if each.get_loop() is loop]
     if ending:
         await asyncio.wait(ending)
