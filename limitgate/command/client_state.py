@@ -18,24 +18,27 @@ from limitgate.command.applications import RULES
 from limitgate.command.opened import Opened, Options, decorated, store_options
 from limitgate.command.output import Verb, say
 from limitgate.command.service import Service, tell_unidentified
-from limitgate.errors import ConfigError
+from limitgate.errors import ConfigError, HeadersTooLargeError
 from limitgate.gate.explain import doubt_about_bucket, path_reason
 from limitgate.gate.planning.identity import Identities
 from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.paths import first_interpretation, interpretations
-from limitgate.http.request import Request
+from limitgate.http.request import LONGEST_VALUE, Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
 from limitgate.rules.callers import DEFAULT_TIER, Caller
+from limitgate.rules.options import check_part
 from limitgate.rules.rule import Rule
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """RFC 9110 section 5.6.2."""
 _NO_VALUE = frozenset("\r\n\0")
 _OF_RULES = ("ip", "path", "api_key", "header", "body", "caller", "user", "method", "host", "tier", "given", "limits")
+_PART_OPTIONS = {name: name for name in ("ip", "path", "api_key", "caller", "user", "method", "host")} | {"body": "json"}
 _OF_LIMITS = ("algorithm", "align")
+_OF_BANS = ("ban", "pardon")
 _ANY_LIMIT = ["1/second"]
 """Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
@@ -96,7 +99,7 @@ class ClientState(NamedTuple):
         return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
 
-Use = Literal["peek", "reset", "ban"]
+Use = Literal["peek", "reset", "ban", "pardon"]
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
@@ -117,6 +120,10 @@ def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
         return _state_of_rule(opened, opened.service, rule, options, use)
     except ConfigError as error:
         raise click.UsageError(_by_options(str(error))) from error
+    except HeadersTooLargeError as error:
+        raise click.UsageError(
+            f"a header or API key has more than {LONGEST_VALUE:,} characters, so services refuse it, expected a shorter one"
+        ) from error
 
 
 def _given(options: Options, names: Sequence[str]) -> str:
@@ -163,19 +170,14 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
     parts = _parts(options)
     caller = _caller(asked, options, parts)
     rule = _rule(asked, name, caller, options)
-    key_header = asked.settings.api_key_header
-    if not rule.key_asks(f"header:{key_header.lower()}"):  # shown as api_key
-        parts["headers"] = dict(_without(key_header, parts.get("headers", {}).items()))
+    _settle_key_header(asked, rule, parts)
     if caller is None and not options["limits"]:
         _consider_own_limits(asked, rule, options, use)
-    if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
+    if use in _OF_BANS and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
-    told = parts | ({} if options["path"] is None else {"path": options["path"]})
-    texts = [(label, _shown(label, value, opened.names)) for label, value in told.items() if label != "limits"]
-    named = [f"{label}={text}" for label, text in texts if text]
     templates, if_unused = None, None
     if rule.key_asks("path"):
-        templates = _templates(asked, rule, options)
+        templates = _templates(asked, rule, options, use)
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
             under = " or ".join(dict.fromkeys([str(parts["path"]), rule.paths[0]]))
@@ -184,7 +186,85 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
     bucket = _bucket_of(opened, rule, parts, templates)
+    counted = _counted(opened, asked, rule, parts, templates, bucket)
+    if "path" in counted:
+        counted["path"] = options["path"]
+    if use == "ban":
+        _tell_unused(asked, rule, caller, options, parts, counted)
+    texts = [(label, _shown(label, value, opened.names)) for label, value in counted.items() if value is not None]
+    named = [f"{label}={text}" for label, text in texts if text]
     return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
+
+
+def _settle_key_header(asked: Service, rule: Rule, parts: BucketParts) -> None:
+    """Keep the header of the API key only if the rule counts by it, and then also for ``--api-key``."""
+    name, headers, api_key = asked.settings.api_key_header, parts.get("headers", {}), parts.get("api_key")
+    others = dict(_without(name, headers.items()))
+    if not rule.key_asks(f"header:{name.lower()}"):
+        parts["headers"] = others
+    elif api_key is not None and len(others) == len(headers):
+        parts["headers"] = {**headers, name: _as_header(name, api_key)}
+
+
+def _counted(  # noqa: PLR0917 - called above only
+    opened: Opened,
+    asked: Service,
+    rule: Rule,
+    parts: BucketParts,
+    templates: Sequence[str | None] | None,
+    bucket: RuleBucket,
+) -> dict[str, Any]:
+    """Return the parts that the rule counts by, or that select the bucket otherwise, such as the address for a missing key."""
+    key_header = asked.settings.api_key_header.lower()
+    labels = {label for part in rule.key for label in check_part(part)}
+
+    def selects(label: str) -> bool:
+        others = cast("BucketParts", {other: value for other, value in parts.items() if other != label})
+        try:
+            return opened.bucket(rule, others, templates).keys != bucket.keys
+        except ConfigError:
+            return True
+
+    def counts_by(label: str) -> bool:
+        if label == "api_key" and f"header:{key_header}" in labels:
+            return True
+        return label in labels or label in rule.given_parts or label == "given" or selects(label)
+
+    found: dict[str, Any] = {}
+    for label, value in parts.items():
+        if label == "headers":
+            headers = {name: text for name, text in parts["headers"].items() if f"header:{name.lower()}" in labels}
+            found[label] = dict(_without(key_header, headers.items())) if "api_key" in parts else headers
+        elif label == "json":
+            found |= {label: value} if any(each.startswith("json:") for each in labels) else {}
+        elif label != "limits" and counts_by(label):
+            found[label] = value
+    return found
+
+
+def _tell_unused(  # noqa: PLR0917 - called above only
+    asked: Service, rule: Rule, caller: Caller | None, options: Options, parts: BucketParts, counted: dict[str, Any]
+) -> None:
+    """Report options on which neither the bucket nor the tier depends."""
+    sent = {f"-H {name}": f"header:{name.lower()}" for name, _ in map(header_of, options["header"])}
+    given = {f"--{name.replace('_', '-')}": label for name, label in _PART_OPTIONS.items() if options[name] is not None} | sent
+    used = {*counted, *(f"header:{name.lower()}" for name in counted.get("headers", {}))}
+    if "api_key" in counted:
+        used.add(f"header:{asked.settings.api_key_header.lower()}")
+    if "path" in counted and asked.knows_routes:
+        used |= {"method", "host"}
+    if caller is not None and ("caller" in counted or _rule(asked, rule.name, None, options) is not rule):
+        if options["caller"] is not None:
+            used.add("caller")
+        elif "caller" in parts:  # found by identify, or by a header from a trusted address
+            used |= {*given.values()} - {"json"}
+        else:
+            used |= {"api_key", *sent.values()}
+    unused = [option for option, label in given.items() if label not in used]
+    if unused:
+        have = "has" if len(unused) == 1 else "have"
+        counts = f"rule {rule.name} counts by {', '.join(rule.counted_by)}"
+        say(f"limitgate: {', '.join(unused)} {have} no effect: {counts}", err=True)
 
 
 def _caller(asked: Service, options: Options, parts: BucketParts) -> Caller | None:
@@ -230,7 +310,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
     """Report that a reset may miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
-    if use == "ban" and _has_one_bucket(rule):
+    if use in _OF_BANS and _has_one_bucket(rule):
         return
     told = (
         f"the application's identify may give this caller other limits than those of rule {rule.name}, "
@@ -277,8 +357,11 @@ def _request(asked: Service, options: Options, identities: Identities) -> Reques
         return request
     if sent is not None:
         raise click.UsageError(f"--api-key and -H '{name}: ...' are different keys, expected one of them")
-    value = f"Bearer {key}" if name.lower() == "authorization" else key
-    return with_headers([*_without(name, headers), (name, value)])
+    return with_headers([*_without(name, headers), (name, _as_header(name, key))])
+
+
+def _as_header(name: str, api_key: str) -> str:
+    return f"Bearer {api_key}" if name.lower() == "authorization" else api_key
 
 
 def _without(name: str, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -330,10 +413,15 @@ def _as_sent(value: str) -> str:
     return value.encode().decode("latin-1")
 
 
-def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
+def _templates(asked: Service, rule: Rule, options: Options, use: Use) -> list[str | None]:
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None and (doubt := doubt_about_bucket(rule)) is not None:
+            if use == "ban" and options["app"] is None:
+                raise click.UsageError(
+                    f"rule {rule.name} has a bucket for each route, expected --path with the route, such as /api/hello or "
+                    f"/items/{{id}}, or --app MODULE:APP, which knows the routes; --path '{pattern}' if the service knows none"
+                )
             say(f"{doubt}; expected --path with the route, such as /api/hello or /items/{{id}}", err=True)
         return [*dict.fromkeys([pattern if path is None else _template_of(rule, path), pattern, None])]
     templates = asked.templates_for(rule)

@@ -93,9 +93,10 @@ class Service:
     def late_limits(self, request: Request) -> Sequence[Rule]:
         """Return limits of dependencies or throttles, which apply behind the gate."""
         route = self.routes.find(request)
-        method = "GET" if request.method == "HEAD" else request.method
         found = [each for each in self._listed if route is not None and each.template == route.template]
-        return next((each.late(method) for each in found if method in each.methods), ())
+        # A route for HEAD alone comes before one for GET, which also answers HEAD.
+        methods = request.sent_method, "GET" if request.method == "HEAD" else request.method
+        return next((each.late(method) for method in methods for each in found if method in each.methods), ())
 
     @property
     def every_late_limit(self) -> list[str]:

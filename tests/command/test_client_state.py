@@ -97,7 +97,7 @@ def test_a_ban_that_the_gate_heeds(world: World) -> None:
     (listed,) = world.json("bans")
     assert 3500 < listed["retry_after"] <= 3600
     assert listed["reason"] == "a scraper"
-    assert listed["key"] == banned["key"] == "keyed ip=20….7 api_key=ses…now"
+    assert listed["key"] == banned["key"] == "keyed api_key=ses…now"
     assert "a scraper" in world.run("bans").stdout
     assert re.match(
         r"a request would be refused: banned, retry in .+\n", world.run("peek", *world.of("keyed", "--api-key", KEY)).stdout
@@ -152,7 +152,7 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     needs("click", "8.2")  # its runner for tests raises `EOFError` at the end of the input since then, as a terminal does
     world = World(redis_server.url, tmp_path)
     assert [world.request() for _ in range(3)] == ["200"] * 3
-    whom = world.of("api", "--ip", IP)
+    whom = world.of("api", "--ip", IP, "--path", "/api/**")
     refused, unanswered, dry = world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")
     assert [result.exit_code for result in (refused, unanswered, dry)] == [1, 2, 0]
     assert "Standard input is closed, expected -y" in unanswered.output
@@ -216,7 +216,7 @@ def test_an_api_key_as_a_header(
             assert [(window["limit"], window["used"]) for window in seen["windows"]] == [(5 if rule == "api" else 2, 1)]
         assert world.json("reset", *client, "-y")["windows"][0]["used"] == 0
         banned = world.json("ban", *client, "--for", "1h", "-y")
-        assert banned["key"] == f"{rule} ip={IP[:2]}….7 api_key=ses…now"
+        assert banned["key"] == f"{rule} api_key=ses…now"
         assert (world.request(path, **sent), world.request(path)) == ("429", "200")
         assert world.json("pardon", *client, "-y")["was_banned"] is True
         refused = world.run("peek", *client, "--api-key", "another")
@@ -241,6 +241,76 @@ def test_a_header_of_the_api_key_in_a_key(redis_server: RedisServer, tmp_path: P
     world.gate = LimitGateWSGI(_app, rules=world.rules, store=world.url, key_prefix=world.prefix, timeout=5)
     assert world.request(HTTP_X_API_KEY=KEY) == "200"
     assert world.json("peek", *world.of("raw", "-H", f"X-API-Key: {KEY}"))["remaining"] == 1
+
+
+def test_an_api_key_of_a_rule_by_its_header(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--api-key`` and ``-H`` are the same client of a rule that counts by the header itself."""
+    world = World(redis_server.url, tmp_path)
+    for header, value in (("x-api-key", KEY), ("authorization", f"Bearer {KEY}")):
+        monkeypatch.setenv("LIMITGATE_API_KEY_HEADER", header)
+        world.rules.write_text(f"rules: [{{name: {header}, key: ['header:{header}'], qpd: 2}}]")
+        world.gate = LimitGateWSGI(_app, rules=world.rules, store=world.url, key_prefix=world.prefix, timeout=5)
+        assert world.request(**{f"HTTP_{header.upper().replace('-', '_')}": value}) == "200"
+        for way in (["--api-key", KEY], ["-H", f"{header.title()}: {value}"]):
+            assert world.json("peek", *world.of(header, *way))["remaining"] == 1
+            banned = world.run("ban", *world.of(header, *way), "-y", "--dry-run")
+            assert (banned.stdout, banned.stderr) == (f"{header} api_key=ses…now: would be banned permanently\n", "")
+    basic = world.of("authorization", "-H", "Authorization: Basic YTpi")
+    assert "headers=Authorization:" in world.run("ban", *basic, "-y", "--dry-run").stdout
+
+
+@pytest.mark.parametrize("long", [["-H", f"X-Api-Key: {'a' * 20_000}"], ["--api-key", "a" * 20_000]])
+@pytest.mark.parametrize("rule", ["api", "keyed"])
+def test_a_header_that_is_too_long(redis_server: RedisServer, tmp_path: Path, long: list[str], rule: str) -> None:
+    """The service refuses such a request, so it has no bucket."""
+    world = World(redis_server.url, tmp_path)
+    result = world.run("peek", *world.of(rule, "--ip", IP, *long))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a header or API key has more than 16,384 characters" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "name", "unused"),
+    [
+        ("login", ["--caller", "acme"], "login ip=20….7", "--caller has"),
+        ("login", ["--user", "7", "-H", "X-Other: b", "--path", "/login"], "login ip=20….7", "--path, --user, -H X-Other have"),
+        ("login", ["--api-key", KEY], "login ip=20….7", "--api-key has"),
+        ("login", ["--tier", "default"], "login ip=20….7", None),
+        ("tiered", ["--caller", "acme"], "tiered ip=20….7", None),
+        ("tiered", ["--api-key", KEY], "tiered ip=20….7", None),
+        ("tiered", ["-H", f"X-Api-Key: {KEY}", "--host", "h"], "tiered ip=20….7", "--host has"),
+        ("either", ["--api-key", "other"], "either ip=20….7 api_key=o…r", None),
+        ("either", ["--api-key", KEY], "either ip=20….7 api_key=ses…now", None),
+        ("called", ["--api-key", KEY], "called api_key=ses…now", "--ip has"),
+        ("called", [], "called ip=20….7", None),
+        ("bodies", ["--body", '{"user": 7}', "-H", "x-ID: c"], 'bodies headers=x-ID:… json={"…7}', "--ip has"),
+    ],
+)
+def test_parts_that_the_key_lacks(  # noqa: PLR0917 - pytest passes them by name
+    redis_server: RedisServer, tmp_path: Path, rule: str, words: list[str], name: str, unused: str | None
+) -> None:
+    """They don't look as if they narrowed the ban, but select the tier; only a ban names them."""
+    world = World(redis_server.url, tmp_path)
+    keys = {"login": "ip", "tiered": "ip", "either": "api_key|ip", "called": "caller", "bodies": "'json:/user', 'header:X-Id'"}
+    world.rules.write_text("rules:\n" + "".join(f"- {{name: {each}, key: [{keys[each]}], qpd: 3}}\n" for each in keys))
+    (tmp_path / "vip.yaml").write_text(
+        f"tier: vip\ncallers: [{{id: acme, api_key: 'sha256:{sha256(KEY.encode()).hexdigest()}'}}]\n"
+        "rules: [{name: tiered, key: [ip], qpd: 7}]"
+    )
+    world.rules = tmp_path
+    whom = world.of(rule, "--ip", IP, *words)
+    banned = world.run("ban", *whom, "-y")
+    assert banned.stdout == f"{name}: banned permanently\n"
+    assert world.json("bans")[0]["key"] == name
+    if unused is None:
+        assert not banned.stderr
+    else:
+        assert f"{unused} no effect: rule {rule} counts by" in banned.stderr
+    for verb in ("reset", "pardon"):
+        done = world.run(verb, *whom, "-y")
+        assert (done.stdout.startswith(f"{name}: "), done.stderr) == (True, "")
+    if rule == "tiered":
+        assert world.json("peek", *whom)["limit"] == 7
 
 
 def test_a_caller_by_another_header(redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,6 +398,21 @@ def test_a_rule_that_counts_by_path_wants_one(redis_server: RedisServer, tmp_pat
     assert "expected" not in shown.stdout
     for words in (world.of("api", "--ip", IP, "--path", "/api/hello"), world.of("keyed", "--api-key", KEY)):
         assert not world.run("peek", *words).stderr
+
+
+def test_a_ban_under_a_rule_that_counts_by_path_needs_one(redis_server: RedisServer, tmp_path: Path) -> None:
+    """Without a path it would ban nobody of a service that knows its routes. The other verbs warn."""
+    world = World(redis_server.url, tmp_path)
+    refused = world.run("ban", *world.of("api", "--ip", IP), "--for", "1h", "-y")
+    assert (refused.exit_code, refused.stdout, world.json("bans")) == (2, "", [])
+    assert "rule api has a bucket for each route, expected --path with the route" in refused.stderr
+    for verb in ("reset", "pardon"):
+        assert "a service uses only if its routes are unknown" in world.run(verb, *world.of("api", "--ip", IP), "-y").stderr
+    for path in ("/api/**", "/api/hello"):
+        whom = world.of("api", "--ip", IP, "--path", path)
+        world.json("ban", *whom, "--for", "1h", "-y")
+        assert world.request() == "429"
+        assert world.json("pardon", *whom, "-y")["was_banned"] is True
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
@@ -433,7 +518,7 @@ def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Pa
 def test_a_pardon_of_somebody_who_is_not_banned(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
     """It is no success, and the journal has none."""
     world = World(redis_server.url, tmp_path)
-    whom = world.of("api", "--ip", IP) if key is None else [key]
+    whom = world.of("api", "--ip", IP, "--path", "/api/**") if key is None else [key]
     result = world.run("pardon", *whom, "-y")
     assert (result.exit_code, "was not banned" in result.stdout, "pardoned" in result.stdout) == (1, True, False)
     assert "is not banned" in world.run("pardon", *whom, "--dry-run").stdout
@@ -456,7 +541,7 @@ def test_a_shorter_ban_tells_the_time_in_force(redis_server: RedisServer, tmp_pa
     assert world.run("ban", *whom, "--for", "30", "-y").stdout.endswith("banned permanently, by an earlier ban\n")
 
 
-@pytest.mark.parametrize(("names", "shown"), [("full", f"keyed ip={IP} api_key=ses…now"), ("off", "keyed"), ("masked", None)])
+@pytest.mark.parametrize(("names", "shown"), [("full", "keyed api_key=ses…now"), ("off", "keyed"), ("masked", None)])
 def test_names_in_bans(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str, shown: str | None
 ) -> None:
@@ -465,9 +550,12 @@ def test_names_in_bans(
     monkeypatch.setenv("LIMITGATE_NAMES", names)
     world.json("ban", *world.of("keyed", "--api-key", KEY, "--ip", IP), "-y")
     (listed,) = world.json("bans")
-    assert listed["key"] == (shown or "keyed ip=20….7 api_key=ses…now")
+    assert listed["key"] == (shown or "keyed api_key=ses…now")
     assert "@" in listed["by"]
     assert re.fullmatch("[0-9a-f]{32}", listed["digest"])
+    world.json("ban", *world.of("api", "--ip", IP, "--path", "/api/hello"), "-y")
+    address = {"full": f" ip={IP} path=/api/hello", "off": "", "masked": " ip=20….7 path=/api/hello"}[names]
+    assert f"api{address}" in [each["key"] for each in world.json("bans")]
     world.json("ban", "user:42", "--for", "1h", "-y")
     assert world.json("bans")[0]["key"] == {"full": "user:42", "off": "key", "masked": "u…2"}[names]
 

@@ -594,6 +594,15 @@ async def shut(): ...
 
 @app.get("/free")
 async def free(): ...
+
+@app.get("/both", dependencies=[Depends(RateLimit("5/minute", name="for-get", key=["ip"]))])
+async def both(): ...
+
+@app.head("/both", dependencies=[Depends(RateLimit("5/minute", name="for-head", key=["ip"]))])
+async def both_head(): ...
+
+@app.head("/head", dependencies=[Depends(RateLimit("5/minute", name="only-head", key=["ip"]))])
+async def only_head(): ...
 """
 
 
@@ -624,6 +633,17 @@ def test_explain_knows_the_limits_of_dependencies(depending: str) -> None:
     assert "no rule limits this request" in explain("/free").stdout
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "rule"),
+    [("HEAD", "/head", "only-head"), ("HEAD", "/both", "for-head"), ("GET", "/both", "for-get")],
+)
+def test_explain_knows_the_limits_of_dependencies_for_head(depending: str, method: str, path: str, rule: str) -> None:
+    """Those of the route that answers the method."""
+    words = ["explain", method, path, "--app", depending, "--json"]
+    found = json.loads(CliRunner().invoke(limitgate, words, catch_exceptions=False).stdout)
+    assert [each["name"] for each in found["rules"] if each["applies"]] == [rule]
+
+
 def test_replay_names_the_limits_of_dependencies(depending: str, tmp_path: Path) -> None:
     """It cannot call them."""
     line = '203.0.113.7 - - [28/Nov/2026:10:05:03 +0000] "GET /mine HTTP/1.1" 200 1\n'
@@ -632,7 +652,7 @@ def test_replay_names_the_limits_of_dependencies(depending: str, tmp_path: Path)
     text = CliRunner().invoke(limitgate, words, catch_exceptions=False).stdout
     assert "also limited by the dependency per-user: not evaluated\n" in text
     found = json.loads(CliRunner().invoke(limitgate, [*words, "--json"], catch_exceptions=False).stdout)
-    assert found["unevaluated"] == ["per-user", "per-route", "never"]
+    assert found["unevaluated"] == ["per-user", "per-route", "never", "for-get", "for-head", "only-head"]
 
 
 def test_a_client_of_a_dependency(depending: str, redis_server: RedisServer) -> None:

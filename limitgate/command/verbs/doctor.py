@@ -56,6 +56,16 @@ class _Report:
         if finding not in self.findings:
             self.findings.append(finding)
 
+    def drop_repeated(self) -> None:
+        """Drop errors of the store that a diagnostic repeats with its code."""
+        diagnosed = [each.message for each in self.findings if each.code is not None]
+
+        def is_repeated(finding: _Finding) -> bool:
+            reason = finding.message.partition(": ")[2]
+            return finding.code is None and bool(reason) and any(message.endswith(f": {reason}") for message in diagnosed)
+
+        self.findings = [each for each in self.findings if not is_repeated(each)]
+
     @contextmanager
     def logged(self, area: str) -> Iterator[None]:
         """Turn diagnostics that are logged in the block into findings."""
@@ -92,6 +102,7 @@ def verb(ctx: click.Context, /, *, rules: str | None, as_json: bool, **options: 
     _review(in_force, report)
     with report.logged("store"):
         servers = _servers(settings, options["timeout"], report)
+    report.drop_repeated()
     facts = {
         "versions": versions,
         "options": _options(settings, in_force),

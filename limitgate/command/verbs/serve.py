@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from limitgate.command.listening import clear_socket, extra_for_verb, listen
-from limitgate.command.output import logs_from
+from limitgate.command.output import logs_from, say
 from limitgate.command.stored import settings_of, store_of
 from limitgate.forward.gate import ForwardGate
 from limitgate.forward.served import GRPC
@@ -25,6 +25,10 @@ KEEP_ALIVE_S = 3700
 GRACE_S = 10
 """Seconds for subrequests in flight after SIGTERM."""
 _HERE = ("127.0.0.1", "::1")
+_NO_PROXY = (
+    "limitgate: warning: no trusted proxy, so no proxy can describe requests, and rules match the paths of subrequests, "
+    "such as /nginx; expected --trusted-proxy PEER"
+)
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 
@@ -72,14 +76,16 @@ def verb(  # noqa: PLR0917 - click passes them by name
     _check_options({**given, "rules": None})
     _check_places(host, port, uds, grpc)
     os.environ.update({f"{PREFIX}{name}".upper(): value for name, value in given.items() if value is not None})
-    settings = GateSettings()
+    settings, trusted = GateSettings(), ""
     if not settings.trusted_proxies:
-        os.environ[f"{PREFIX}TRUSTED_PROXIES"] = _trusted(host, uds, grpc)
+        trusted = os.environ[f"{PREFIX}TRUSTED_PROXIES"] = _trusted(host, uds, grpc)
     if not settings.observers and find_spec("prometheus_client") is not None:
         os.environ[f"{PREFIX}OBSERVERS"] = "prometheus"
     if grpc is not None:
         os.environ[GRPC] = f"[{host}]:{grpc}" if ":" in host else f"{host}:{grpc}"
     _check()
+    if not (settings.trusted_proxies or trusted):
+        say(_NO_PROXY, err=True)
     where: dict[str, Any] = {"uds": uds} if uds else {"host": host, "port": port}
     with _multiprocess_metrics(workers), _lines_at_once():
         uvicorn.run(

@@ -53,12 +53,24 @@ def server_facts(url: str, credentials: Callable[[], Any] | None, prefix: str) -
         try:
             connection = dialer.dial(address)
             try:
+                if address is not None:
+                    _check_cluster(connection, server_name(address), inspection)
                 found.append(_facts(connection, server_name(address)))
             finally:
                 connection.disconnect()
         except (RedisError, OSError) as error:
             raise store_error(error) from error
     return found
+
+
+def _check_cluster(connection: Any, server: str, inspection: Inspection) -> None:
+    """Raise `ResponseError` if a server isn't a cluster node. A call alone doesn't show it, because the server answers it."""
+    connection.send_command("CLUSTER", "SLOTS")
+    try:
+        connection.read_response()
+    except ResponseError as error:
+        inspection.failed(server, error)
+        raise
 
 
 def _called(credentials: Callable[[], Any]) -> Callable[[], Any]:

@@ -99,6 +99,39 @@ def test_doctor_user_without_rights_reports_them(redis_server: RedisServer) -> N
         assert SECRET not in json.dumps(found)
 
 
+@pytest.fixture(scope="module")
+def redis_at_a_port() -> Iterator[str]:
+    port = free_port()
+    server = RedisServer(port=str(port))
+    yield f"127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "path", "code", "reason"),
+    [
+        ("redis+cluster", "", "LG025", "it is not a cluster node: use redis:// instead of redis+cluster://"),
+        ("redis+sentinel", "/main", "LG025", "it is not a Sentinel: use redis:// instead of redis+sentinel://"),
+        ("redis", "/999999", "LG023", "the number is too high, see CONFIG GET databases there"),
+    ],
+)
+def test_doctor_url_of_another_server_is_told_once(
+    redis_at_a_port: str, scheme: str, path: str, code: str, reason: str
+) -> None:
+    """The code is that of the service's log line."""
+    found = facts("--store", f"{scheme}://{redis_at_a_port}{path}", status=3)["findings"]
+    errors = [each for each in found if each["level"] == "error"]
+    assert [each["code"] for each in errors] == [code]
+    assert errors[0]["message"].endswith(reason)
+
+
+def test_doctor_wrong_login_is_told_once(redis_server: RedisServer) -> None:
+    with user(redis_server, "well", "~*", "+@all"):
+        url = redis_server.url.replace("://", "://well:wrong@", 1)
+        assert findings("--store", url, status=3)[-1] == ("store", "error", "LG022")
+        assert [level for _, level, _ in findings("--store", url, status=3)].count("error") == 1
+
+
 def test_doctor_options_are_without_secrets(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIMITGATE_SECRET", SECRET)
     monkeypatch.setenv("LIMITGATE_STORE", redis_server.url)

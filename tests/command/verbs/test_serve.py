@@ -213,6 +213,32 @@ def test_wrong_usage(words: tuple[str, ...], said: str, monkeypatch: pytest.Monk
     assert "LIMITGATE_STORE" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "variable", "warns"),
+    [
+        (("--host", "0.0.0.0", "--port", "0"), None, True),
+        (("--host", "0.0.0.0", "--port", "0"), "10.0.0.0/8", False),
+        (("--host", "0.0.0.0", "--port", "0", "--trusted-proxy", "10.0.0.0/8"), None, False),
+        (("--host", "localhost", "--port", "0"), None, False),
+        (("--port", "0"), None, False),
+        (("--uds", "SOCKET"), None, False),
+    ],
+)
+def test_a_port_for_other_machines_without_a_trusted_proxy_is_told(
+    rules: Path, words: tuple[str, ...], variable: str | None, monkeypatch: pytest.MonkeyPatch, *, warns: bool
+) -> None:
+    """As no proxy could describe a request."""
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    if variable is not None:
+        os.environ["LIMITGATE_TRUSTED_PROXIES"] = variable
+    monkeypatch.setattr("uvicorn.run", lambda *_, **__: None)
+    given = [word.replace("SOCKET", str(rules.parent / "gate.sock")) for word in words]
+    result = CliRunner().invoke(limitgate, ["serve", "--rules", str(rules), *given], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert ("no trusted proxy, so no proxy can describe requests" in result.stderr) is warns
+    assert ("expected --trusted-proxy PEER" in result.stderr) is warns
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_socket_in_use_is_not_taken_over(rules: Path, workers: str) -> None:
     uds = str(rules.parent / "gate.sock")
