@@ -38,7 +38,6 @@ _NO_VALUE = frozenset("\r\n\0")
 _OF_RULES = ("ip", "path", "api_key", "header", "body", "caller", "user", "method", "host", "tier", "given", "limits")
 _PART_OPTIONS = {name: name for name in ("ip", "path", "api_key", "caller", "user", "method", "host")} | {"body": "json"}
 _OF_LIMITS = ("algorithm", "align")
-_OF_BANS = ("ban", "pardon")
 _ANY_LIMIT = ["1/second"]
 """Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
@@ -99,7 +98,7 @@ class ClientState(NamedTuple):
         return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
 
-Use = Literal["peek", "reset", "ban", "pardon"]
+Use = Literal["peek", "reset", "ban"]
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
@@ -173,11 +172,11 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
     _settle_key_header(asked, rule, parts)
     if caller is None and not options["limits"]:
         _consider_own_limits(asked, rule, options, use)
-    if use in _OF_BANS and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
+    if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
     templates, if_unused = None, None
     if rule.key_asks("path"):
-        templates = _templates(asked, rule, options, use)
+        templates = _templates(asked, rule, options)
         parts["path"] = next(filter(None, templates), rule.paths[0])
         if options["path"] is not None and not asked.knows_routes:
             under = " or ".join(dict.fromkeys([str(parts["path"]), rule.paths[0]]))
@@ -310,7 +309,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
     """Report that a reset may miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
-    if use in _OF_BANS and _has_one_bucket(rule):
+    if use == "ban" and _has_one_bucket(rule):
         return
     told = (
         f"the application's identify may give this caller other limits than those of rule {rule.name}, "
@@ -413,15 +412,10 @@ def _as_sent(value: str) -> str:
     return value.encode().decode("latin-1")
 
 
-def _templates(asked: Service, rule: Rule, options: Options, use: Use) -> list[str | None]:
+def _templates(asked: Service, rule: Rule, options: Options) -> list[str | None]:
     path, pattern = options["path"], rule.paths[0]
     if not asked.knows_routes:
         if path is None and (doubt := doubt_about_bucket(rule)) is not None:
-            if use == "ban" and options["app"] is None:
-                raise click.UsageError(
-                    f"rule {rule.name} has a bucket for each route, expected --path with the route, such as /api/hello or "
-                    f"/items/{{id}}, or --app MODULE:APP, which knows the routes; --path '{pattern}' if the service knows none"
-                )
             say(f"{doubt}; expected --path with the route, such as /api/hello or /items/{{id}}", err=True)
         return [*dict.fromkeys([pattern if path is None else _template_of(rule, path), pattern, None])]
     templates = asked.templates_for(rule)

@@ -152,7 +152,7 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     needs("click", "8.2")  # its runner for tests raises `EOFError` at the end of the input since then, as a terminal does
     world = World(redis_server.url, tmp_path)
     assert [world.request() for _ in range(3)] == ["200"] * 3
-    whom = world.of("api", "--ip", IP, "--path", "/api/**")
+    whom = world.of("api", "--ip", IP)
     refused, unanswered, dry = world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")
     assert [result.exit_code for result in (refused, unanswered, dry)] == [1, 2, 0]
     assert "Standard input is closed, expected -y" in unanswered.output
@@ -400,21 +400,6 @@ def test_a_rule_that_counts_by_path_wants_one(redis_server: RedisServer, tmp_pat
         assert not world.run("peek", *words).stderr
 
 
-def test_a_ban_under_a_rule_that_counts_by_path_needs_one(redis_server: RedisServer, tmp_path: Path) -> None:
-    """Without a path it would ban nobody of a service that knows its routes. The other verbs warn."""
-    world = World(redis_server.url, tmp_path)
-    refused = world.run("ban", *world.of("api", "--ip", IP), "--for", "1h", "-y")
-    assert (refused.exit_code, refused.stdout, world.json("bans")) == (2, "", [])
-    assert "rule api has a bucket for each route, expected --path with the route" in refused.stderr
-    for verb in ("reset", "pardon"):
-        assert "a service uses only if its routes are unknown" in world.run(verb, *world.of("api", "--ip", IP), "-y").stderr
-    for path in ("/api/**", "/api/hello"):
-        whom = world.of("api", "--ip", IP, "--path", path)
-        world.json("ban", *whom, "--for", "1h", "-y")
-        assert world.request() == "429"
-        assert world.json("pardon", *whom, "-y")["was_banned"] is True
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("1.5h", 5400), ("7d", 604_800)])
 def test_durations(redis_server: RedisServer, tmp_path: Path, text: str, seconds: float) -> None:
     """As people write them."""
@@ -518,7 +503,7 @@ def test_a_rule_in_shadow_is_told_as_one(redis_server: RedisServer, tmp_path: Pa
 def test_a_pardon_of_somebody_who_is_not_banned(redis_server: RedisServer, tmp_path: Path, key: str | None) -> None:
     """It is no success, and the journal has none."""
     world = World(redis_server.url, tmp_path)
-    whom = world.of("api", "--ip", IP, "--path", "/api/**") if key is None else [key]
+    whom = world.of("api", "--ip", IP) if key is None else [key]
     result = world.run("pardon", *whom, "-y")
     assert (result.exit_code, "was not banned" in result.stdout, "pardoned" in result.stdout) == (1, True, False)
     assert "is not banned" in world.run("pardon", *whom, "--dry-run").stdout
