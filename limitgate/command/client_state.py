@@ -38,6 +38,7 @@ _NO_VALUE = frozenset("\r\n\0")
 _OF_RULES = ("ip", "path", "api_key", "header", "body", "caller", "user", "method", "host", "tier", "given", "limits")
 _PART_OPTIONS = {name: name for name in ("ip", "path", "api_key", "caller", "user", "method", "host")} | {"body": "json"}
 _OF_LIMITS = ("algorithm", "align")
+_OF_BANS = ("ban", "pardon")
 _ANY_LIMIT = ["1/second"]
 """Replaces limits that are known at run time only. Bans don't depend on limits."""
 _PLACEHOLDERS = frozenset("{<*^")
@@ -98,7 +99,7 @@ class ClientState(NamedTuple):
         return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
 
 
-Use = Literal["peek", "reset", "ban"]
+Use = Literal["peek", "reset", "ban", "pardon"]
 
 
 def state_of(opened: Opened, options: Options, use: Use) -> ClientState:
@@ -172,7 +173,7 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
     _settle_key_header(asked, rule, parts)
     if caller is None and not options["limits"]:
         _consider_own_limits(asked, rule, options, use)
-    if use == "ban" and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
+    if use in _OF_BANS and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
     templates, if_unused = None, None
     if rule.key_asks("path"):
@@ -309,7 +310,7 @@ def _consider_own_limits(asked: Service, rule: Rule, options: Options, use: Use)
     """Report that a reset may miss limits that only ``identify`` knows."""
     if options["caller"] is None or asked.settings.identify is None or not rule.buckets:
         return
-    if use == "ban" and _has_one_bucket(rule):
+    if use in _OF_BANS and _has_one_bucket(rule):
         return
     told = (
         f"the application's identify may give this caller other limits than those of rule {rule.name}, "

@@ -169,7 +169,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
     For example: limitgate pardon --store redis://localhost --rules config/ --rule api --ip 203.0.113.7
     """
     with on_store(options, options["rules"]) as opened:
-        state = state_of(opened, options, "ban")
+        state = state_of(opened, options, "pardon")
         was_banned = state.bucket.peek().is_ban
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
