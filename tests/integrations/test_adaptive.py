@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from typing import Any
+from weakref import WeakSet
 
 import flask
 import pytest
@@ -19,32 +19,28 @@ from limitgate.flask import LimitGate as FlaskLimitGate
 from limitgate.overload.concurrency_limiter import ConcurrencyLimiter
 from limitgate.process.forking import living
 from tests.support.django_app import WAYS, rate
-from tests.support.doors import PATIENCE, until
+from tests.support.doors import PATIENCE
 
-RULE = Rule("all", adaptive=Adaptive(min=2, max=2, tolerance=2.125))  # which no other test has, see `places`
+RULE = Rule("all", adaptive=Adaptive(min=2, max=2))
+others: WeakSet[ConcurrencyLimiter] = WeakSet()
+"""Of tests before. A thread, or the last record of somebody's log, may hold their gates for as long as it likes."""
 
 
-def of_all_gates() -> list[ConcurrencyLimiter]:
-    """The places of the gates there are."""
-    return [
+def of_all_gates() -> set[ConcurrencyLimiter]:
+    """The places of the rule of the gates there are."""
+    return {
         each for each in living(ConcurrencyLimiter) if type(each) is ConcurrencyLimiter and each.terms.adaptive == RULE.adaptive
-    ]
+    }
 
 
 @pytest.fixture(autouse=True)
-def _others_are_gone() -> None:
-    """A thread may hold the gate of the test before for a moment."""
-
-    def are_gone() -> bool:
-        gc.collect()
-        return not of_all_gates()
-
-    until(are_gone)
+def _others_are_known() -> None:
+    others.update(of_all_gates())
 
 
 def places() -> ConcurrencyLimiter:
-    """Those of the only gate there is."""
-    (found,) = of_all_gates()
+    """Those of the only gate of this test."""
+    (found,) = of_all_gates() - set(others)
     return found
 
 
