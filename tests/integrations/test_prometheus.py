@@ -311,6 +311,33 @@ def test_what_no_worker_has_written_is_left_out(
     assert value(shared, "limitgate_x_total", rule="api") == 8
 
 
+ENDED = """
+import os
+from prometheus_client import CollectorRegistry, generate_latest
+from limitgate.observing.exporter import exporter
+from limitgate.prometheus import MultiProcessCollector, PrometheusObserver
+from limitgate import Limiter
+
+limiters = [Limiter("memory://", observers=["prometheus"])] if {is_worker} else []
+shared = CollectorRegistry()
+MultiProcessCollector(shared)
+child = os.fork()
+if not child:
+    limiters = limiters or [Limiter("memory://", observers=["prometheus"])]
+    exporter.export()
+    os._exit(0)
+os.waitpid(child, 0)
+print(f"pid=\\"{{child}}\\"" in generate_latest(shared).decode())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("is_worker", [True, False])
+def test_a_worker_that_is_scraped_removes_gauges_of_those_that_ended(tmp_path: Path, *, is_worker: bool) -> None:
+    """Though no worker starts after them. Who is none may see other pids than they do."""
+    assert script(ENDED.format(is_worker=is_worker), tmp_path) == [str(not is_worker)]
+
+
 def test_gauges_of_the_dead_are_removed(shared: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When gunicorn says so."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
