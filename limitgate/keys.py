@@ -39,7 +39,7 @@ class Key:
     ``inventable`` returns True for parts that clients can invent.
     """
 
-    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "is_by_client")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts")
 
     def __init__(
         self,
@@ -50,7 +50,6 @@ class Key:
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._labels = [check_part(name) for name in names]
-        self.is_by_client: bool = any(label not in _SHARED for labels in self._labels for label in labels)
         parts = [[(label, inventable(label)) for label in labels] for labels in self._labels]
         self._inventable = [part for part in parts if any(made_up for _, made_up in part)]
         self._parts = [_part(labels, pattern) for labels in self._labels]
@@ -62,15 +61,23 @@ class Key:
             text += part(subject)
         return text
 
-    def named(self, subject: Subject) -> list[tuple[str, str]]:
-        found = {}
+    def named(self, subject: Subject, values: Sequence[Value] = ()) -> list[tuple[str, str]]:
+        """Return the parts that tell the bucket from others; none if everybody shares it."""
+        found: dict[str, str] = {}
         for labels in self._labels:
             # Stop at the first value, as the key does, because others may be slow.
-            for label in () if labels == ("global",) else (*labels, "ip"):
-                if label != "global" and (value := part_of(subject, label)):
-                    found[label] = value
+            for label in labels if "path" in labels else (*labels, "ip"):
+                if value := part_of(subject, label):
+                    found |= {label: value} if label != "global" else {}
                     break
+        for name, text, _ in values:
+            label, value = (name.rpartition(".")[2], text) if text else ("ip", subject.address())
+            found |= {label: value} if value else {}
         return list(found.items())
+
+    @property
+    def may_be_shared(self) -> bool:
+        return any("path" in labels or "global" in labels for labels in self._labels)
 
     @property
     def is_inventable(self) -> bool:
@@ -151,8 +158,6 @@ _IPV4_HEADS = [b"ip:%d:" % length for length in range(16)]
 
 
 _SETTLED = frozenset({"method", "tier", "global"})
-_SHARED = frozenset({"path", "method", "host", "tier", "global"})
-"""Parts that many clients share."""
 
 
 def _is_settled(labels: Sequence[str], subject: Subject) -> bool:

@@ -31,20 +31,22 @@ LOAD = Load(2, 1, 1)
 class Rest(int):
     """Remaining ban of a bucket, and the waits of one limit, in µs."""
 
+    limit_used: int
+    """Requests in use when the store was asked."""
     limit_wait_us: int | None
     """µs until the limit admits the charge; None for never."""
     limit_refill_us: int
     cost: int
 
     @classmethod
-    def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, cost: int) -> Self:
+    def of(cls, left_us: int, limit_wait_us: int | None, limit_refill_us: int, limit_used: int, cost: int) -> Self:
         rest = cls(max(0, left_us))
-        rest.limit_wait_us, rest.limit_refill_us, rest.cost = limit_wait_us, limit_refill_us, cost
+        rest.limit_wait_us, rest.limit_refill_us, rest.limit_used, rest.cost = limit_wait_us, limit_refill_us, limit_used, cost
         return rest
 
     def later(self, elapsed_us: int) -> Self:
         wait_us = None if self.limit_wait_us is None else self.limit_wait_us - elapsed_us
-        return self.of(self - elapsed_us, wait_us, self.limit_refill_us - elapsed_us, self.cost)
+        return self.of(self - elapsed_us, wait_us, self.limit_refill_us - elapsed_us, self.limit_used, self.cost)
 
 
 def microseconds(seconds: float | None) -> int:
@@ -102,7 +104,7 @@ def remaining(state: int, limit: LimitNumbers) -> int:
 
 
 def used(state: int, limit: LimitNumbers) -> int:
-    return 0
+    return state.limit_used if isinstance(state, Rest) else 0
 
 
 def wait_us(state: int, cost: int, limit: LimitNumbers) -> int | None:

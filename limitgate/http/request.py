@@ -413,6 +413,8 @@ class Request:
     """Set when ``identify`` has returned."""
     given_limits: dict[int, Any] | None = None
     """Limits from run time, by rule id."""
+    given_values: dict[str, Sequence[Any]] | None = None
+    """Values of dependencies in keys, by rule."""
     met: dict[int, bool] | None = None
     """Results of ``when`` by rule id."""
     document: Any = UNREAD

@@ -153,7 +153,7 @@ class Decision:
 
     @property
     def is_ban(self) -> bool:
-        """True if a ban refuses. The used amounts don't show this."""
+        """True if a ban refuses."""
         return any(not each.charge.bucket.algorithm.IS_LIMIT and not each.fits for each in self.standings)
 
     @property

@@ -185,7 +185,7 @@ def _under_ban(charge: Charge, states: Sequence[State], left_us: int) -> list[St
     for limit, state in zip(charge.bucket.limits, states):
         wait = algorithm.wait_us(state, cost, limit)
         wait = None if wait is None else wait - charge.max_wait_us
-        found.append(ban.Rest.of(left_us, wait, algorithm.refill_us(state, limit), cost))
+        found.append(ban.Rest.of(left_us, wait, algorithm.refill_us(state, limit), algorithm.used(state, limit), cost))
     return found
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from limitgate.fleet.tally import EVERYBODY
 from limitgate.messages.text import SAYABLE, Names, masked
 
 MOST_PROCESSES = 60
@@ -41,8 +42,8 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Mask a name. A masked name (with an ellipsis), a route and a digest (with ``#``) stay."""
-    if who.startswith("#"):
+    """Mask a name. A masked name (with an ellipsis), a route, a digest (with ``#``) and `EVERYBODY` stay."""
+    if who.startswith("#") or who == EVERYBODY:
         return who
     return " ".join([word if _is_shown(word) else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])
 

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi import Depends, FastAPI, Request
+from fastapi.testclient import TestClient
 
-from limitgate import LimitGateWSGI, MemoryStore, Rule
+from limitgate import LimitGate, LimitGateWSGI, MemoryStore, Rule
+from limitgate.fastapi import RateLimit
 from limitgate.fleet.tally import MOST, MUCH, NAMES, Clients, Tally
 from limitgate.gate.gate import Gate
 from tests.support.clock import Clock
@@ -28,26 +31,26 @@ def visit(app: LimitGateWSGI, peer: str = "192.0.2.1", path: str = "/", **header
     list(run(environ, lambda *_: None))
 
 
-def gate_of(app: LimitGateWSGI) -> Gate:
+def gate_of(app: LimitGate | LimitGateWSGI) -> Gate:
     assert app.gate is not None
     return app.gate
 
 
-def tally_of(app: LimitGateWSGI) -> Tally:
+def tally_of(app: LimitGate | LimitGateWSGI) -> Tally:
     counts = gate_of(app).rules.counts
     assert counts is not None
     assert counts.tally is not None
     return counts.tally
 
 
-def told(app: LimitGateWSGI) -> Any:
+def told(app: LimitGate | LimitGateWSGI) -> Any:
     tally_of(app).count()
     counts = gate_of(app).rules.counts
     assert counts is not None
     return counts.publisher.snapshot()
 
 
-def listed(app: LimitGateWSGI, kind: str, place: int = 0) -> dict[str, int]:
+def listed(app: LimitGate | LimitGateWSGI, kind: str, place: int = 0) -> dict[str, int]:
     rule = told(app).rules[place]
     return {rule.names.get(entry.key, "?"): entry.hits for entry in getattr(rule, kind).entries}
 
@@ -71,6 +74,43 @@ def test_names_are_shown_as_the_option_says(names: str, expected: str) -> None:
     app = app_of(Rule("api", "3/day", key=["ip"]), names=names)
     visit(app, "203.0.113.7")
     assert listed(app, "used") == {expected: 1}
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (["host"], {"host=sho…ple": 1}),
+        (["tier", "method"], {"tier=default method=GET": 1}),
+        (["path"], {"everybody": 1}),
+        (["api_key|global"], {"everybody": 1}),
+    ],
+)
+def test_only_a_bucket_that_all_share_is_everybody_s(key: list[str], expected: dict[str, int]) -> None:
+    app = app_of(Rule("api", "3/day", key=key))
+    visit(app, HTTP_HOST="shop.example")
+    assert listed(app, "used") == expected
+
+
+def test_values_of_dependencies_name_clients(caplog: pytest.LogCaptureFixture) -> None:
+    """In the log, too. Whoever has none counts by address."""
+    caplog.set_level("INFO", logger="limitgate")
+
+    def current_user(request: Request) -> str | None:
+        return request.headers.get("x-user")
+
+    app, mine = FastAPI(), RateLimit("1/day", key=[current_user], name="mine")
+    app.get("/", dependencies=[Depends(mine)])(lambda: "hello")
+    app.add_middleware(LimitGate, rules=[], store=MemoryStore(Clock()), fleet=True)
+    with TestClient(app, client=("203.0.113.7", 1)) as client:
+        for user in ("hannah", "robert", "hannah", "robert", None, None):
+            client.get("/", headers={} if user is None else {"x-user": user})
+        gate: Any = app.middleware_stack
+        while not isinstance(gate, LimitGate):
+            gate = gate.app
+        names = {"current_user=h…h": 1, "current_user=r…t": 1, "ip=20….7": 1}
+        assert listed(gate, "used") == listed(gate, "refusals") == names
+    begun = [each for each in caplog.messages if "begins to refuse" in each]
+    assert [[name for name in names if name in each] for each in begun] == [[name] for name in names]
 
 
 def test_a_key_is_never_shown_in_full() -> None:

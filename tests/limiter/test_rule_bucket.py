@@ -194,6 +194,21 @@ def test_the_used_one_of_two_buckets_is_shown_when_its_short_window_is_full_agai
     assert {window.limit: window.used for window in windows} == {5: 0, 2000: 3} | ({9: 0} if len(limits) > 2 else {})
 
 
+@pytest.mark.parametrize("algorithm", ["gcra", "fixed_window", "sliding_window", "sliding_log"])
+@pytest.mark.parametrize("on", ["memory", "redis"])
+def test_a_banned_bucket_shows_its_usage(on: str, algorithm: str, own_redis: RedisServer) -> None:
+    rule = Rule("api", "5/minute", "7/hour", key=["ip"], algorithm=algorithm)
+    with contextlib.closing(MemoryStore() if on == "memory" else RedisStore(own_redis.url)) as store:
+        for _ in range(3):
+            assert reply_of("wsgi", [rule], store, "/", PEER, secret=None, headers={}, timeout=5).status == 200
+        bucket = Limiter(store, timeout=5, key_prefix="shop").bucket(rule, ip=PEER)
+        used = [(window.limit, window.used) for window in bucket.peek().windows]
+        bucket.ban(60)
+        found = bucket.peek()
+        assert ([(window.limit, window.used) for window in found.windows], found.remaining) == (used, 0)
+        assert [count for _, count in used] == [3, 3]
+
+
 @pytest.mark.parametrize("door", ["asgi", "wsgi"])
 @pytest.mark.parametrize("key", [["path"], ["path", "api_key"], ["global", "path"]])
 def test_a_rule_that_does_not_count_by_address(door: str, key: list[str]) -> None:

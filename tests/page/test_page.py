@@ -254,6 +254,11 @@ def test_names_are_shown_as_the_page_is_told(door: Door, store: MemoryStore, nam
     assert shown == {who or f"#{digest('ip=203.0.113.7 x=john')[:8]}"}
 
 
+def test_everybody_is_nobody_s_name(door: Door, store: MemoryStore) -> None:
+    write(store, snapshot(rules=[rule(refused=[("everybody", 9)])]))
+    assert door.ask(door.page(store), "/figures").json()["headline"]["who"] == "everybody"
+
+
 def test_routes_are_shown_in_full(door: Door, store: MemoryStore) -> None:
     """As the commands show them: a route, a method and a tier name no client."""
     name = "path=/api/items/{id} method=GET tier=vip ip=203.0.113.7"

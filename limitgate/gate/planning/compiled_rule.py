@@ -142,8 +142,11 @@ class CompiledRule:
 
     def named(self, subject: Subject, names: Names) -> str:
         """Return the owner of a bucket, such as ``ip=20….7``; empty if global."""
-        parts = self._key.named(subject)
+        parts = self._parts(subject)
         return " ".join([f"{label}={text}" for label, value in parts if (text := shown(label, value, names))])
+
+    def _parts(self, subject: Subject) -> list[tuple[str, str]]:
+        return self._key.named(subject, (subject.request.given_values or {}).get(self.name, ()))
 
     @property
     def tally(self) -> Tally | None:
@@ -155,10 +158,10 @@ class CompiledRule:
 
     def name_of(self, admission: Any) -> str:
         planner = admission.rules.planner
-        names: Names = planner.names_shown
-        if not self._key.is_by_client:
+        subject = planner.subject(admission.request, admission.identified)
+        if self._key.may_be_shared and not self._parts(subject):
             return EVERYBODY
-        return self.named(planner.subject(admission.request, admission.identified), names)
+        return self.named(subject, planner.names_shown)
 
     def having_limits(self, limits: Sequence[Limit]) -> CompiledRule:
         """Return this rule with limits from run time. Raises `ConfigError`."""

@@ -236,6 +236,8 @@ class Planner:
         given: list[tuple[CompiledRule, Sequence[Value]]] = []
         pending: list[int] = []
         for rule, values in applying:
+            if values:
+                request.given_values = {**(request.given_values or {}), rule.name: values}
             applied = self._given.applied([self._compiled(rule)], request, subject.own_limits)
             pending += applied.pending
             given += [(each, values) for each in applied.compiled_rules]
