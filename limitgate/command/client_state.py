@@ -90,13 +90,18 @@ class ClientState(NamedTuple):
     keys: Sequence[str]
     bucket: Any
     if_unused: str | None = None
+    of_route: Sequence[str] = ()
+    """Keys of the bucket if the path has a route."""
+    if_of_pattern: str | None = None
 
     def hint(self) -> str | None:
-        """Return what to check if the bucket is unused."""
+        """Return what to check if the bucket is unused, or that of paths without a route."""
         if self.if_unused is None:
             return None
         decision = self.bucket.peek()
-        return self.if_unused if decision.allowed and not any(window.used for window in decision.windows) else None
+        if decision.allowed and not any(window.used for window in decision.windows):
+            return self.if_unused
+        return None if any(charge.key in self.of_route for charge, *_ in decision.evidence) else self.if_of_pattern
 
 
 Use = Literal["peek", "reset", "ban", "pardon"]
@@ -175,7 +180,8 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
         _consider_own_limits(asked, rule, options, use)
     if use in _OF_BANS and rule.limits_by is not None and not options["limits"] and _has_one_bucket(rule):
         parts["limits"] = _ANY_LIMIT
-    templates, if_unused = None, None
+    templates, if_unused, if_of_pattern = None, None, None
+    of_route: Sequence[str] = ()
     if rule.key_asks("path"):
         templates = _templates(asked, rule, options)
         parts["path"] = next(filter(None, templates), rule.paths[0])
@@ -185,7 +191,13 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
                 f"this client has no usage under {under}; if the route has parameters, expected "
                 "its template as --path, or --app MODULE:APP, which knows the routes"
             )
+            if_of_pattern = (
+                f"this is the bucket of {rule.paths[0]}, for paths without a route; if {parts['path']} is a route, its own "
+                "bucket has more room, expected --app MODULE:APP, which knows the routes"
+            )
     bucket = _bucket_of(opened, rule, parts, templates)
+    if if_of_pattern is not None and templates is not None:
+        of_route = opened.bucket(rule, parts, templates[:1]).keys
     counted = _counted(opened, asked, rule, parts, templates, bucket)
     if "path" in counted:
         counted["path"] = options["path"]
@@ -193,7 +205,8 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
         _tell_unused(asked, rule, caller, options, parts, counted)
     texts = [(label, _shown(label, value, opened.names)) for label, value in counted.items() if value is not None]
     named = [f"{label}={text}" for label, text in texts if text]
-    return ClientState(" ".join([rule.name, *named]), list(dict.fromkeys(bucket.keys)), bucket, if_unused)
+    keys = list(dict.fromkeys(bucket.keys))
+    return ClientState(" ".join([rule.name, *named]), keys, bucket, if_unused, of_route, if_of_pattern)
 
 
 def _settle_key_header(asked: Service, rule: Rule, parts: BucketParts) -> None:

@@ -257,6 +257,19 @@ def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: P
     assert "has no usage under /exact; if" in shop.run("peek", *words, "--path", "/exact").stdout
 
 
+def test_a_bucket_of_paths_without_a_route_is_said_to_be_one(shop: Shop, tmp_path: Path) -> None:
+    """A ban of one route holds there, too, and is none of another route."""
+    (tmp_path / "rules.yaml").write_text(RULES)
+    words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml", "--rule", "api", *ANN]
+    assert "this is the bucket" not in shop.run("ban", *words, "--path", "/api/orders/{id}", "-y").stdout
+    said = "this is the bucket of /api/**, for paths without a route; if /api/hello is a route, its own bucket has more room"
+    for verb in ("peek", "pardon"):
+        result = shop.run(verb, *words, "--path", "/api/hello", *([] if verb == "peek" else ["-y"]))
+        assert (result.exit_code, said in result.stdout) == (1 if verb == "peek" else 0, True)
+    left = shop.run("peek", *words, "--path", "/api/orders/{id}")
+    assert (left.exit_code, "this is the bucket" in left.stdout) == (1, False)
+
+
 def test_callers_are_those_that_the_service_identifies(shop: Shop) -> None:
     """By the key that a client sends, also where identify is async; a key that it does not know counts as none."""
     assert [shop.get("/keyed", **{"X-API-Key": "anns"}) for _ in range(3)] == [200, 200, 429]

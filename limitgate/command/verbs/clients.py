@@ -170,6 +170,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "pardon")
+        hint = state.hint()
         was_banned = state.bucket.peek().is_ban
         if not dry_run:
             _confirm(f"Lift the ban of {state.name}?", yes=yes)
@@ -182,6 +183,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
         print_json({"key": state.name, "retry_after": 0.0, "reason": reason, "was_banned": was_banned})
     elif was_banned:
         say(f"{state.name}: {'would be pardoned' if dry_run else 'pardoned'}")
+        _say_hint(hint)
     else:
         say(f"{state.name}: {'is' if dry_run else 'was'} not banned")
     ctx.exit(0 if was_banned or dry_run else FOUND)
