@@ -264,11 +264,11 @@ def limit_of_rule(value: object) -> Limit:
     if isinstance(value, str):
         return _written(value)
     if isinstance(value, dict):
-        for name in value:
-            if name not in ("limit", *_OPTIONS):
-                raise ConfigError(f"unknown field {name!r:.80} of a limit, {expected_of(name, ('limit', *_OPTIONS))}")
         if "limit" not in value:
             raise ConfigError("a mapping without limit, expected for example {limit: 100/minute, algorithm: fixed_window}")
+        for name in value:
+            if name not in ("limit", *_OPTIONS):
+                raise ConfigError(f"unknown field {name!r:.80} of a limit, {expected_of(name, ('limit', *_OPTIONS, 'cost'))}")
         return _written(value["limit"], **{name: option for name, option in value.items() if name != "limit"})
     if isinstance(value, list | tuple):
         raise ConfigError(f"{value!r:.80} is a {type(value).__name__}, {_expected_of_list(value)}")

@@ -50,7 +50,8 @@ def _hint(node: Any, message: str) -> str:
     if node.tag == f"{_TAG}bool":
         value = str(yaml.safe_load(text))
         # Other messages are about a field that takes true or false.
-        return f"; {text} is {value.lower()} in YAML; write {text!r} in quotes for text" if value in message else ""
+        is_text = value in message and "expected a mapping" not in message
+        return f"; {text} is {value.lower()} in YAML; write {text!r} in quotes for text" if is_text else ""
     if node.tag == f"{_TAG}timestamp":
         return f"; {text} is a date in YAML; write {text!r} in quotes for text"
     if node.tag == f"{_TAG}str" and _OTHER_NUMBER.fullmatch(text):
@@ -79,6 +80,7 @@ _CURES = {
     "another document": "expected --- only at the top, because each tier has its own file",
     "block end": "expected all fields of a rule below each other, with equal indentation",
     "block mapping start": "expected all fields of a rule below each other, with equal indentation",
+    "but got '{'": "expected quotes around text with {, such as '/items/{id}'",
     "cannot start any token": "expected spaces instead of tabs, and quotes around text that starts with @, ` or %",
     "could not find expected ':'": "expected a colon after each name, and a dash before each list entry",
     "expected alphabetic or numeric character": "expected quotes around text that starts with * or &",
@@ -214,8 +216,9 @@ class Document:
 
 def _wrong_pair(key: Any, value: Any, others: Container[object]) -> str | None:
     if key.tag not in _NAMES:
-        quoted = f": {key.value!r:.80}" if isinstance(key, yaml.ScalarNode) else ""
-        return f"expected a name, in quotes if it looks like something else{quoted}"
+        if not isinstance(key, yaml.ScalarNode):
+            return "{{ }} and {[ ]} are mappings in YAML, expected a value; a template has to be filled in before"
+        return f"expected a name, in quotes if it looks like something else: {key.value!r:.80}"
     if key.value in others:
         return "duplicate field, expected it once"
     if isinstance(value, yaml.ScalarNode) and value.tag == _NULL and not value.value:

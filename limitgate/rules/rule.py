@@ -70,6 +70,7 @@ METHOD = re.compile(r"[A-Za-z][A-Za-z-]*", re.ASCII)
 _METHODS = ("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE")
 _METHODS_OF_WEBDAV = ("COPY", "LOCK", "MKCOL", "MOVE", "PROPFIND", "PROPPATCH", "REPORT", "SEARCH", "UNLOCK")
 _EVERY_METHOD = ("ALL", "ANY")
+_HANDSHAKES = ("WEBSOCKET", "WS")
 NEED_COUNTS = ("key", "cost", "on_error", "charge_if", "ban", "lease", "algorithm", "align")
 """Options that need buckets."""
 _QUICK = {"qps": "{}/second", "qpm": "{}/minute", "qph": "{}/hour", "qpd": "{}/day", "concurrency": "{} at once"}
@@ -524,6 +525,8 @@ class Rule(BaseModel, extra="forbid", frozen=True):
         for method in sorted((self.methods or frozenset()).difference(_METHODS, _METHODS_OF_WEBDAV)):
             if method in _EVERY_METHOD:
                 yield method, "no methods, which means all"
+            elif method in _HANDSHAKES:
+                yield method, "'GET', the method of handshakes"
             elif (near := meant(method, _METHODS)) is not None:
                 yield method, repr(near)
 

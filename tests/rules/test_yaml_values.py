@@ -93,6 +93,23 @@ def test_name_that_is_no_text_to_yaml_is_a_mistake(tmp_path: Path, text: str) ->
             assert (first.line, first.reason) == (2, f"expected a name, in quotes if it looks like something else: '{written}'")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rules: [{name: a, path: [/items/{id}], qps: 5}]", "expected quotes around text with {, such as '/items/{id}'"),
+        ("rules: [{name: a, path: /items/{id}, qps: 5}]", "expected quotes around text with {, such as '/items/{id}'"),
+        ("rules: [{name: a, qps: {{ qps }}}]", "a template has to be filled in before"),
+        ("rules: [{name: a, qps: 5, ban: yes}]", "or in Python Ban(...)"),
+        (
+            "rules: [{name: a, limits: [{count: 5, period: day}]}]",
+            "expected for example {limit: 100/minute, algorithm: fixed_window}",
+        ),
+    ],
+)
+def test_what_would_have_been_right_is_said_last(tmp_path: Path, text: str, expected: str) -> None:
+    assert mistakes(tmp_path, text)[0].reason.endswith(expected)
+
+
 WORDS = [
     ("rules: [{name: *, qps: 5}]", "name"),
     ("rules: [{name: a, qps: 5, methods: [*]}]", "methods"),

@@ -47,6 +47,11 @@ def odd(folder: Path, *, identifies: bool = False, **files: str) -> list[tuple[s
         ("{name: a, qps: 5, clients: [10.0.0.1, 240.0.0.0/8]}", "rules[0].clients[1]", "client's address"),
         ('{name: a, qps: 5, clients: ["::"]}', "rules[0].clients[0]", "client's address"),
         ("{name: a, qps: 5, methods: [GET, PSOT]}", "rules[0].methods", "method 'PSOT', did you mean 'POST'"),
+        (
+            "{name: a, qps: 5, methods: [websocket]}",
+            "rules[0].methods",
+            "method 'WEBSOCKET', did you mean 'GET', the method of handshakes",
+        ),
         # never refuses
         ("{name: a, limits: [10/second, 5/minute]}", "rules[0].limits[0]", "10/second never refuses, because 5/minute always"),
         ("{name: a, limits: [5/minute], qps: 10}", "rules[0].qps", "10/second never refuses"),
