@@ -50,9 +50,11 @@ def check_observers(chosen: Iterable[object]) -> None:
     for each in chosen:
         if isinstance(each, str):
             if each not in NAMES:
-                raise ConfigError(f"observer {each!r:.80} is unknown, expected one of {', '.join(NAMES)}, or an Observer")
+                raise ConfigError(f"observers: {each!r:.80} is unknown, expected one of {', '.join(NAMES)}, or an Observer")
         elif isinstance(each, type) or not isinstance(each, Observer):
-            raise ConfigError(f"{each!r:.80} is not an observer, expected one with the methods add, set and record, or a name")
+            raise ConfigError(
+                f"observers: {each!r:.80} is not an observer, expected one with the methods add, set and record, or a name"
+            )
 
 
 def observers_of(chosen: Iterable[str | Observer]) -> tuple[Observer, ...]:

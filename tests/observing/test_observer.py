@@ -32,7 +32,7 @@ def test_nothing_is_imported_for_one_that_is_not_used(names: str, imported: str)
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (["statsd"], "observer 'statsd' is unknown, expected one of prometheus, opentelemetry"),
+        (["statsd"], "observers: 'statsd' is unknown, expected one of prometheus, opentelemetry"),
         ([Recorder], "is not an observer, expected one with the methods add, set and record"),
         ([object()], "is not an observer"),
     ],
@@ -41,6 +41,12 @@ def test_what_is_no_observer(make: type, wrong: list[object], message: str) -> N
     """A name or an object that cannot observe is told when the gate is made."""
     with pytest.raises(ConfigError, match=message):
         make(None, rules=RULES, observers=wrong)
+
+
+def test_the_variable_of_an_unknown_observer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIMITGATE_OBSERVERS", "prom")
+    with pytest.raises(ConfigError, match=r"^observers: 'prom' is unknown, .*\(from the variable LIMITGATE_OBSERVERS\)$"):
+        LimitGate(None, rules=RULES)
 
 
 @pytest.mark.parametrize("kind", [Limiter, AsyncLimiter])

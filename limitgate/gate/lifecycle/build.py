@@ -119,7 +119,10 @@ def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOp
     owns_store = isinstance(settings.store, str)
     proxies = TrustedProxies(settings.trusted_proxies, settings.forwarded_header)
     proxies.judges_server = not trusted_by_server()
-    observers = observers_of(settings.observers)
+    try:
+        observers = observers_of(settings.observers)
+    except ConfigError as error:
+        raise naming_variable(error, "observers", options) from None
     counts = counts_of(settings, is_observed=bool(observers))
     rules = rules_of(settings.rules)
     try:

@@ -196,12 +196,14 @@ def _listed(url: str) -> str:
 
 
 def shown(store: object) -> str:
-    """Describe a store without login and options."""
+    """Describe a store without login and options, except the database."""
     if not isinstance(store, str):
         return type(store).__name__
     scheme, mark, rest = store.partition("://")
-    netloc, path = re.fullmatch(r"([^/?#]*)([^?#]*).*", rest, re.DOTALL).groups()  # type: ignore[union-attr]
-    return f"{scheme}{mark}{netloc.rpartition('@')[2]}{path}"
+    netloc, path, options = re.fullmatch(r"([^/?#]*)([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    # After an @ it may be part of a password.
+    database = None if "@" in options else re.search(r"[?&](db=[0-9]{1,9})(?![^&])", options)
+    return f"{scheme}{mark}{netloc.rpartition('@')[2]}{path}{f'?{database[1]}' if database else ''}"
 
 
 def _single(scheme: str, login: str, server: Address, path: str, options: Mapping[str, str]) -> str:
