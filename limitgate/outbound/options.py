@@ -50,6 +50,8 @@ class CheckedOptions(NamedTuple):
     def of(cls, given: Mapping[str, Any]) -> CheckedOptions:
         """Check options. Raises `ConfigError` for an invalid value, `TypeError` for an unknown option."""
         unknown = given.keys() - ClientOptions.__annotations__.keys()
+        if "limits" in unknown:
+            raise TypeError("unknown option 'limits', expected each limit separately before the options, as '5/second'")
         if unknown:
             known = [*ClientOptions.__annotations__, "limiter", "key", "repeatable"]
             raise TypeError(f"unknown option {min(unknown)!r}, {expected_of(min(unknown), sorted(known))}")

@@ -223,6 +223,7 @@ class ClientThrottle(Generic[Request, Kind]):
         limits: tuple[Limit | str | Configured, ...],
         limiter: Kind | str,
         kind: type[Kind],
+        /,
         *,
         key: Callable[[Request], str | None],
         repeatable: Callable[[Request], bool],

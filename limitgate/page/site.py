@@ -21,6 +21,7 @@ from limitgate.messages.text import Names, printable, shortened
 from limitgate.page import actions, document, explaining
 from limitgate.page.screen import as_bytes, screen, shown_figures
 from limitgate.rules.files import rules_of
+from limitgate.rules.options import check_takes_request
 from limitgate.rules.settings import GateSettings, Settings
 from limitgate.stores import MemoryStore, Opener, opened, url_of
 from limitgate.stores.redis.url import shown
@@ -85,6 +86,10 @@ class Site:
                 f"guard is {guard!r:.80}, expected a callable (request) -> name of the viewer, or None to refuse; the page "
                 "shows who uses the service"
             )
+        try:
+            check_takes_request(guard)
+        except ConfigError as wrong:
+            raise ConfigError(f"guard: {wrong}") from None
         if names not in ("masked", "full", "off"):
             raise ConfigError(f"names is {names!r:.80}, expected masked, full or off")
         check_switches(actions=actions)

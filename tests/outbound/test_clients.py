@@ -181,6 +181,8 @@ def test_an_option_that_is_unknown_is_told(kind: type[Client]) -> None:
     """With the one that was probably meant."""
     with pytest.raises(TypeError, match="unknown option 'throtle', did you mean 'throttle'"):
         kind("1/second", throtle=True)
+    with pytest.raises(TypeError, match="unknown option 'limits', expected each limit separately before the options"):
+        kind(limits=["1/second"])
 
 
 # --- what the service says --------------------------------------------------------------------------------------------

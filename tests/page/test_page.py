@@ -130,6 +130,8 @@ def test_without_a_guard_it_does_not_start(make: Any, store: MemoryStore) -> Non
     for options in ({}, {"guard": None}, {"guard": "staff"}):
         with pytest.raises(ConfigError, match=r"guard is .*, expected a callable"):
             make(store, **options)
+    with pytest.raises(ConfigError, match=r"guard: .* cannot be called with a request, expected a callable"):
+        make(store, guard=lambda: "ann")
     with pytest.raises(ConfigError, match="names is 'all', expected masked, full or off"):
         make(store, guard=someone, names="all")
     with pytest.raises(ConfigError, match="actions is 'false', expected True or False"):
