@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -87,6 +87,9 @@ def change_options(verb: Verb) -> Verb:
 
 class ClientState(NamedTuple):
     name: str
+    """For output and the audit log, as the option ``names`` allows."""
+    typed: str
+    """For questions: in full, except credentials."""
     keys: Sequence[str]
     bucket: Any
     if_unused: str | None = None
@@ -168,7 +171,8 @@ def _state_of_key(opened: Opened, key: str, limits: Sequence[Limit | str], *, ne
             err=True,
         )
     bucket = SimpleNamespace(peek=peek, reset=reset, ban=ban, pardon=pardon)
-    return ClientState(shown("key", key, opened.names) or "key", [limiter.ban_key(key)], bucket)
+    typed = shown("key", key, "full")
+    return ClientState(shown("key", key, opened.names) or "key", typed, [limiter.ban_key(key)], bucket)
 
 
 def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, use: Use) -> ClientState:
@@ -203,10 +207,14 @@ def _state_of_rule(opened: Opened, asked: Service, name: str, options: Options, 
         counted["path"] = options["path"]
     if use == "ban":
         _tell_unused(asked, rule, caller, options, parts, counted)
-    texts = [(label, _shown(label, value, opened.names)) for label, value in counted.items() if value is not None]
-    named = [f"{label}={text}" for label, text in texts if text]
+    name, typed = [_named(rule, counted, names) for names in (opened.names, "full")]
     keys = list(dict.fromkeys(bucket.keys))
-    return ClientState(" ".join([rule.name, *named]), keys, bucket, if_unused, of_route, if_of_pattern)
+    return ClientState(name, typed, keys, bucket, if_unused, of_route, if_of_pattern)
+
+
+def _named(rule: Rule, counted: Mapping[str, Any], names: Names) -> str:
+    texts = [(label, _shown(label, value, names)) for label, value in counted.items() if value is not None]
+    return " ".join([rule.name, *[f"{label}={text}" for label, text in texts if text]])
 
 
 def _settle_key_header(asked: Service, rule: Rule, parts: BucketParts) -> None:

@@ -148,7 +148,10 @@ def test_an_address_is_no_key_of_a_rule(world: World, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["reset", "ban", "pardon"])
 def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: Path, verb: str) -> None:
-    """Without a yes nothing happens, and with --dry-run neither; a ban without an end is told as such."""
+    """Without a yes nothing happens, and with --dry-run neither; a ban without an end is told as such.
+
+    The question has the address as it was typed, so that it can be checked; what may be logged is masked.
+    """
     needs("click", "8.2")  # its runner for tests raises `EOFError` at the end of the input since then, as a terminal does
     world = World(redis_server.url, tmp_path)
     assert [world.request() for _ in range(3)] == ["200"] * 3
@@ -156,7 +159,8 @@ def test_what_changes_something_asks_first(redis_server: RedisServer, tmp_path: 
     refused, unanswered, dry = world.run(verb, *whom, feed="n\n"), world.run(verb, *whom), world.run(verb, *whom, "--dry-run")
     assert [result.exit_code for result in (refused, unanswered, dry)] == [1, 2, 0]
     assert "Standard input is closed, expected -y" in unanswered.output
-    assert all("20….7" in result.output for result in (refused, unanswered, dry))
+    assert [IP in result.output for result in (refused, unanswered, dry)] == [True, True, False]
+    assert "20….7" in dry.output
     assert world.json("peek", *whom, status=1)["remaining"] == 0
     assert world.json("bans", "--log") == []
     world.json("ban", *whom, "-y")

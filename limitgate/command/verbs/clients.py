@@ -107,7 +107,7 @@ def reset(*, as_json: bool, yes: bool, dry_run: bool, reason: str | None, **opti
         if dry_run:
             decision = state.bucket.peek()
         else:
-            _confirm(f"Reset the usage of {state.name}?", yes=yes)
+            _confirm(f"Reset the usage of {state.typed}?", yes=yes)
             decision = state.bucket.reset(reason=reason)
             opened.journal.note("reset", state.name, state.keys, reason)
     if as_json:
@@ -141,7 +141,7 @@ def ban(*, duration: float | None, as_json: bool, yes: bool, dry_run: bool, reas
         state = state_of(opened, options, "ban")
         hint = state.hint()
         if not dry_run:
-            _confirm(f"Ban {state.name} {how_long}?", yes=yes)
+            _confirm(f"Ban {state.typed} {how_long}?", yes=yes)
             in_force = ban_in_force(state.bucket.ban(duration, reason=reason))
             opened.journal.note("ban", state.name, state.keys, reason, duration, bans=True)
     if as_json:
@@ -173,7 +173,7 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
         hint = state.hint()
         was_banned = state.bucket.peek().is_ban
         if not dry_run:
-            _confirm(f"Lift the ban of {state.name}?", yes=yes)
+            _confirm(f"Lift the ban of {state.typed}?", yes=yes)
             state.bucket.pardon(reason=reason)
             if was_banned:
                 opened.journal.note("pardon", state.name, state.keys, reason)
