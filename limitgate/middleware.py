@@ -195,20 +195,41 @@ class LimitGate(Around):
         if scope["type"] in ("http", "websocket"):
             await self._pass_request(scope, receive, send)
             return
+        inside = {**scope, PASSED: self} if self._entrances else scope
         if scope["type"] == "lifespan" and self.gate:
-            try:
-                await astartup(self.gate)
-            except ConfigError as error:
-                await receive()
-                await send({"type": "lifespan.startup.failed", "message": str(error)})
-                raise
+            await self._live(self.gate, inside, receive, send)
+        else:
+            await self.app(inside, receive, send)
+
+    async def _live(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self.app({**scope, PASSED: self} if self._entrances else scope, receive, send)
-        finally:
-            if scope["type"] == "lifespan" and self.gate:
-                await ashutdown(self.gate)
+            await astartup(gate)
+        except ConfigError as error:
+            await receive()
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            raise
+        has_ended = False
+
+        async def end() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                await ashutdown(gate)
                 if self._owns_store:
-                    await self.gate.store.aclose()
+                    await gate.store.aclose()
+
+        async def ending(message: Message) -> None:
+            try:
+                if message["type"] in _LAST_OF_LIFESPAN:
+                    # Servers close the event loop after this message.
+                    await end()
+            finally:
+                await send(message)
+
+        try:
+            await self.app(scope, receive, ending)
+        finally:
+            await end()
 
     async def _require_store(self, gate: Gate, key_prefix: str, scope: Scope, receive: Receive, send: Send) -> Receive:
         """Check the store. Without lifespan events, this happens at the first request.
@@ -256,6 +277,9 @@ class LimitGate(Around):
             show()
             if token is not None:
                 decorators.decided_marks.reset(token)
+
+
+_LAST_OF_LIFESPAN = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
 
 
 async def _fail_start(mistake: Exception, scope: Scope, receive: Receive, send: Send) -> NoReturn:

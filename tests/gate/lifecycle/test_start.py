@@ -291,6 +291,39 @@ def test_asgi_does_not_start_without_its_store(redis_server: RedisServer, inside
     assert [message["type"] for message in started] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
+@pytest.mark.parametrize("last", ["shutdown.complete", "shutdown.failed", "startup.failed"])
+def test_all_is_settled_before_the_server_hears_of_the_end(redis_server: RedisServer, last: str) -> None:
+    """It closes the event loop at once, also if the application goes on."""
+
+    async def ending(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if last != "startup.failed":
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": f"lifespan.{last}"})
+        await asyncio.Event().wait()
+
+    closings: list[int] = []
+
+    async def main() -> None:
+        gate = LimitGate(ending, rules=RULES, store=redis_server.url)
+
+        async def send(message: Any) -> None:
+            closings.append(gate.gate.store.closings)
+            if message["type"] == f"lifespan.{last}":
+                life.cancel()
+
+        async def receive() -> Any:
+            return {"type": "lifespan.shutdown" if closings else "lifespan.startup"}
+
+        life = asyncio.create_task(gate({"type": "lifespan", "state": {}}, receive, send))
+        await asyncio.wait([life], timeout=PATIENCE)
+        assert life.cancelled()
+
+    asyncio.run(main())
+    assert closings == ([1] if last == "startup.failed" else [0, 1])
+
+
 def test_without_lifespan_the_first_request_asks(redis_server: RedisServer) -> None:
     """Where a server sends no lifespan events, no request is answered until the store is."""
 
