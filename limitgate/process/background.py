@@ -12,13 +12,13 @@ from weakref import ref
 from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.process.forking import reset_in_children
 
+_made: dict[str, threading.local] = {}
+"""Made by the first background thread: gevent and eventlet may replace threads after this import."""
 
-class _ThreadState(threading.local):
-    is_background = False
 
-
-this_thread: _ThreadState = _ThreadState()
-"""True in background threads. Finalizers and log handlers may interrupt them while they hold locks."""
+def is_background() -> bool:
+    """True in background threads. Finalizers and log handlers may interrupt them while they hold locks."""
+    return bool(_made) and hasattr(_made["marks"], "is_background")
 
 
 def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
@@ -38,7 +38,7 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 
 
 def _run(target: Callable[..., object], *args: Any) -> None:
-    this_thread.is_background = True
+    _made.setdefault("marks", threading.local()).is_background = True
     with logged_errors():
         target(*args)
 
@@ -64,14 +64,18 @@ class Poller:
     def is_running(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._ended.is_set()
 
-    def start(self, *, in_children: bool = False) -> None:
-        """Start the thread; with ``in_children``, only in forks. The thread keeps no reference to this object."""
+    def start(self, *, in_children: bool = False, first: float | None = None) -> None:
+        """Start the thread; with ``in_children``, only in forks. The thread keeps no reference to this object.
+
+        It polls after ``first`` seconds, by default after as many as between polls.
+        """
         self._is_wanted = True
         if in_children or self.is_running:
             return
         self._ended = threading.Event()
         with suppress(RuntimeError):  # The thread may fail to start.
-            self._thread = daemon(self._name, _keep_looking, ref(self), self.seconds, self._ended)
+            seconds = self.seconds if first is None else first
+            self._thread = daemon(self._name, _keep_looking, ref(self), seconds, self._ended)
 
     def stop(self) -> None:
         self._is_wanted = False

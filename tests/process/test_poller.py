@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from contextlib import suppress
 from threading import Thread, enumerate as enumerate_threads
 
@@ -82,3 +84,35 @@ def test_what_the_parent_was_reading_is_read_by_its_child() -> None:
         os._exit(forking.forgotten)
     assert os.waitstatus_to_exitcode(os.waitpid(forking.child, 0)[1]) == 1
     assert forking.forgotten == 0
+
+
+def test_the_first_look_may_come_sooner() -> None:
+    """For what was put off by a fork."""
+    counting = Counting()
+    poller = Poller(3600, [counting])
+    poller.start(first=0.0)
+    until(lambda: counting.looks == 1)
+    poller.stop()
+
+
+REPLACED = """
+import threading
+from limitgate.process import background
+
+class Local(threading.local):
+    made = []
+
+    def __init__(self):
+        self.made.append(self)
+
+threading.local = Local
+said = []
+background.start("test", lambda: said.append(background.is_background())).join()
+print(len(Local.made), said, background.is_background())
+"""
+
+
+def test_threads_may_be_replaced_after_the_import() -> None:
+    """As gunicorn's gevent workers do after it has read its configuration: who is in the background is theirs to know."""
+    ran = subprocess.run([sys.executable, "-c", REPLACED], capture_output=True, text=True, check=True)
+    assert ran.stdout == "1 [True] False\n"

@@ -621,9 +621,10 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
     def ends_just_before_another_comes(at: float) -> float | None:
         left = pause(at)
         if left is None and late:
-            background.this_thread.is_background = False  # as if another thread asked
+            marks: Any = background._made["marks"]
+            del marks.is_background  # as if another thread asked
             store.spend(late.pop(), PATIENT)
-            background.this_thread.is_background = True
+            marks.is_background = True
         return left
 
     monkeypatch.setattr(store.leases, "pause", ends_just_before_another_comes)

@@ -234,7 +234,7 @@ def _connect(store: ref[RedisStore], closings: int) -> None:
 
 
 def _check_is_outermost(use: _Use) -> None:
-    if use.is_asking or background.this_thread.is_background:
+    if use.is_asking or background.is_background():
         raise StoreError(
             "a handler or finalizer called the store during another call of the same thread, expected calls outside of "
             "handlers",
