@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -52,6 +53,7 @@ class ChargedOperation:
         self._hold = hold
         self._read_us, self._read_at = reading.now, waiting.monotonic()
         self._counts = decision.allowed
+        self._pid = os.getpid()
 
     @property
     def is_held(self) -> bool:
@@ -59,7 +61,8 @@ class ChargedOperation:
 
     @property
     def is_open(self) -> bool:
-        return self._counts
+        """True if this process may still cancel it. A fork inherits the block, but not the charge."""
+        return self._counts and os.getpid() == self._pid
 
     def settling(self, cost: int | Sequence[int]) -> Flow[None]:
         """Correct the charge; ``cost`` may be a list for limits with own costs.

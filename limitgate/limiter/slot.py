@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import warnings
 from collections.abc import AsyncIterator, Iterator
@@ -99,8 +100,12 @@ class _Charged:
         self.plan = plan
         self.decision = decide(plan, reading)
         self._undoing = full_refund(plan, reading)
+        self._pid = os.getpid()
 
     def giving_back(self, slot_keeper: SlotKeeper) -> Flow[None]:
+        if os.getpid() != self._pid:
+            # The parent of this process still holds them.
+            return
         slot_keeper.release(self.plan.charges)
         if self._undoing.charges:
             try:
