@@ -131,7 +131,7 @@ def main() -> None:
     chosen = {each for name in names or BARE for each in (name, BARE[name])}
     marks = CDLL(library)
     # What is off a request's way isn't counted: clocks that go by looks would have snapshots written all the time.
-    Publisher.start = lambda _: None  # type: ignore[assignment, method-assign]
+    Publisher.start = lambda *_, **__: None  # type: ignore[method-assign]
     with Crowds() as crowd_of:
         prepared = {name: (case, cycle(range(CLIENTS))) for name, case in cases(url, crowd_of).items() if name in chosen}
         for case, numbers in prepared.values():

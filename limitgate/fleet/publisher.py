@@ -90,15 +90,16 @@ class Publisher:
 
     def after_fork(self) -> None:
         if self._is_paused:
-            self._poller.start()
+            # A process may fork more often than it writes.
+            self._poller.start(first=min(EVERY, max(0.0, self._due - monotonic())))
 
     def reset_after_fork(self) -> None:
         self._tally.at_first = self.start
         self._begin_anew()
         self._state.reset_after_fork()
 
-    def start(self) -> None:
-        """Start writing, on the running event loop if the store needs one."""
+    def start(self, *, in_children: bool = False) -> None:
+        """Start writing, on the running event loop if the store needs one; with ``in_children``, only in forks."""
         if switch.null_store is not None:
             return
         if isinstance(self._store, AsyncFleetStore):
@@ -112,7 +113,11 @@ class Publisher:
                     self._next_look(loop, PERIOD)
                 return
         if isinstance(self._store, SyncFleetStore):
-            self._poller.start()
+            self._poller.start(in_children=in_children)
+
+    def resume(self) -> None:
+        """Write soon, because the store answers again."""
+        self._pause, self._due = EVERY, 0.0
 
     def _next_look(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._timer = loop.call_later(seconds, _look, ref(self), loop, context=Context())

@@ -67,7 +67,8 @@ class Outages:
         self._on_error: OnError = on_error
         self._processes = processes
         self._timeout = timeout
-        self._at_recovery = at_recovery
+        self.at_recovery: list[Callable[[], object]] = [at_recovery]
+        """Called in any thread."""
         self._is_failing, self._failed_at = False, 0.0
         self._said_overloaded = -AGAIN
         self._ban_left_us: Callable[[str], int] = getattr(store, "ban_left_us", lambda _: 0)
@@ -83,7 +84,8 @@ class Outages:
             if getattr(self._store, "healthy", True) and monotonic() - self._failed_at > CALM:
                 self._is_failing = False
                 log.warning("the store answers again")
-                self._at_recovery()
+                for tell in self.at_recovery:
+                    tell()
             else:
                 self.is_known = False
         if not self.has_answered:

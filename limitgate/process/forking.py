@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
 
@@ -63,13 +65,36 @@ def living(kind: type[T]) -> list[T]:
             continue
 
 
+_here = [os.getpid()]
+
+
 def _begin_anew() -> None:
+    _here[0] = os.getpid()
     for forked in _all:
         forked.reset_after_fork()
 
 
+def _begin_anew_under_uwsgi() -> None:
+    # With its option py-call-osafterfork, this has been done.
+    if os.getpid() != _here[0]:
+        _begin_anew()
+
+
+def _register_with_uwsgi() -> None:
+    """Call the hook of children under uWSGI, which forks without Python's."""
+    uwsgi: Any = sys.modules.get("uwsgi")
+    if uwsgi is None:
+        return
+    try:
+        # Its import replaces a hook that was set before.
+        import_module("uwsgidecorators").postfork(_begin_anew_under_uwsgi)
+    except Exception:  # noqa: BLE001 - without a master process it raises that
+        uwsgi.post_fork_hook = _begin_anew_under_uwsgi
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_anew)
+_register_with_uwsgi()
 
 
 IN_MEMORY = "its counts are in the memory of this process, expected the URL of a store on Redis"

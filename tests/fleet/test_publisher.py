@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -226,6 +228,40 @@ def test_a_child_is_another_process(redis_server: RedisServer, prefix: str) -> N
     app.gate.store.close()  # type: ignore[union-attr]
 
 
+PRELOADED = """
+import ctypes, os, sys, time, types
+
+uwsgi = sys.modules["uwsgi"] = types.ModuleType("uwsgi")
+uwsgi.masterpid = lambda: 0
+
+from limitgate import LimitGateWSGI, RedisStore, Rule
+from limitgate.fleet.reader import FleetReader
+
+url, prefix, way = sys.argv[1:]
+app = LimitGateWSGI(print, rules=[Rule("api", "3/day")], store=url, key_prefix=prefix, fleet=True)
+child = os.fork() if way == "hooks" else ctypes.PyDLL(None).fork()
+if not child:
+    getattr(uwsgi, "post_fork_hook", int)()
+    deadline = time.monotonic() + 30
+    while not (found := FleetReader(RedisStore(url), prefix).read()["processes"]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    print([each["pid"] for each in found] == [os.getpid()], flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("way", ["hooks", "uwsgi"])
+def test_workers_of_an_application_that_was_loaded_before(redis_server: RedisServer, prefix: str, way: str) -> None:
+    """They are seen before their first request, each under its own pid.
+
+    uWSGI forks without Python's hooks, unless it is told otherwise.
+    """
+    program = [sys.executable, "-c", PRELOADED, redis_server.url, prefix, way]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert ran.stdout == "True\n", ran.stderr
+
+
 def test_limits_that_are_off_write_nothing(prefix: str) -> None:
     """`limitgate.testing.off` uses no store."""
     store = MemoryStore()
@@ -265,6 +301,11 @@ def test_a_failure_harms_no_request(error: Exception, prefix: str, caplog: pytes
     for _ in range(20):
         publisher._failed()
     assert publisher._pause == 16
+    assert not publisher._is_due()
+    assert app.gate is not None
+    for tell in app.gate.outages.at_recovery:
+        tell()
+    assert publisher._is_due()
 
 
 @pytest.mark.parametrize("fault", ["full", "read-only", "replaced", "gone"])

@@ -103,10 +103,11 @@ class Built(NamedTuple):
         else:
             ask_in_background(self.gate.store)
             # After a fork, each child does this at its first answer.
-            if not is_going_to_fork():
+            in_children = is_going_to_fork()
+            if not in_children:
                 self.gate.refusals.agree_soon()
-                if is_redis(self.gate.store):
-                    begin_to_publish(self.gate)
+            if is_redis(self.gate.store):
+                begin_to_publish(self.gate, in_children=in_children)
 
 
 def build_gate(routes: Routes, open_store: Opener[Any], **options: Unpack[GateOptions[Any, Any, Any]]) -> Built:

@@ -113,12 +113,13 @@ def watch(gate: Gate, counts: Counts, settings: Settings) -> None:
         )
         # Start in the process that gets requests, because uWSGI may fork without notice.
         gate.outages.at_first_answer.append(counts.publisher.start)
+        gate.outages.at_recovery.append(counts.publisher.resume)
 
 
-def begin_to_publish(gate: Gate) -> None:
+def begin_to_publish(gate: Gate, *, in_children: bool = False) -> None:
     counts = gate.rules.counts
     if counts is not None and counts.publisher is not None:
-        counts.publisher.start()
+        counts.publisher.start(in_children=in_children)
 
 
 async def astartup(gate: Gate) -> None:
