@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 from weakref import WeakSet
@@ -74,22 +75,25 @@ def _begin_anew() -> None:
         forked.reset_after_fork()
 
 
-def _begin_anew_under_uwsgi() -> None:
-    # With its option py-call-osafterfork, this has been done.
-    if os.getpid() != _here[0]:
-        _begin_anew()
-
-
 def _register_with_uwsgi() -> None:
-    """Call the hook of children under uWSGI, which forks without Python's."""
+    """Call the hook of children under uWSGI, which forks without Python's hooks."""
     uwsgi: Any = sys.modules.get("uwsgi")
     if uwsgi is None:
         return
-    try:
-        # Its import replaces a hook that was set before.
-        import_module("uwsgidecorators").postfork(_begin_anew_under_uwsgi)
-    except Exception:  # noqa: BLE001 - without a master process it raises that
-        uwsgi.post_fork_hook = _begin_anew_under_uwsgi
+    hooks = [getattr(uwsgi, "post_fork_hook", None)]
+    # Imported later, it would replace the hook. Without a master process, it raises `Exception`.
+    with suppress(Exception):
+        import_module("uwsgidecorators")
+    hooks.append(getattr(uwsgi, "post_fork_hook", None))
+
+    def begin_anew() -> None:
+        # With uWSGI's option py-call-osafterfork, this has been done.
+        if os.getpid() != _here[0]:
+            _begin_anew()
+        for hook in dict.fromkeys(filter(None, hooks)):
+            hook()
+
+    uwsgi.post_fork_hook = begin_anew
 
 
 if hasattr(os, "register_at_fork"):

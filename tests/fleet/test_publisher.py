@@ -231,8 +231,8 @@ def test_a_child_is_another_process(redis_server: RedisServer, prefix: str) -> N
 PRELOADED = """
 import ctypes, os, sys, time, types
 
-uwsgi = sys.modules["uwsgi"] = types.ModuleType("uwsgi")
-uwsgi.masterpid = lambda: 0
+uwsgi, others = types.ModuleType("uwsgi"), []
+sys.modules["uwsgi"], uwsgi.post_fork_hook = uwsgi, lambda: others.append("own")
 
 from limitgate import LimitGateWSGI, RedisStore, Rule
 from limitgate.fleet.reader import FleetReader
@@ -241,11 +241,11 @@ url, prefix, way = sys.argv[1:]
 app = LimitGateWSGI(print, rules=[Rule("api", "3/day")], store=url, key_prefix=prefix, fleet=True)
 child = os.fork() if way == "hooks" else ctypes.PyDLL(None).fork()
 if not child:
-    getattr(uwsgi, "post_fork_hook", int)()
+    uwsgi.post_fork_hook()
     deadline = time.monotonic() + 30
     while not (found := FleetReader(RedisStore(url), prefix).read()["processes"]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    print([each["pid"] for each in found] == [os.getpid()], flush=True)
+    print([each["pid"] for each in found] == [os.getpid()], *others, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
 """
@@ -255,11 +255,11 @@ os.waitpid(child, 0)
 def test_workers_of_an_application_that_was_loaded_before(redis_server: RedisServer, prefix: str, way: str) -> None:
     """They are seen before their first request, each under its own pid.
 
-    uWSGI forks without Python's hooks, unless it is told otherwise.
+    uWSGI forks without Python's hooks, unless it is told otherwise. Its own hook may be somebody's already.
     """
     program = [sys.executable, "-c", PRELOADED, redis_server.url, prefix, way]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert ran.stdout == "True\n", ran.stderr
+    assert ran.stdout == "True own\n", ran.stderr
 
 
 def test_limits_that_are_off_write_nothing(prefix: str) -> None:
