@@ -39,7 +39,7 @@ class Key:
     ``inventable`` returns True for parts that clients can invent.
     """
 
-    __slots__ = ("_hash", "_inventable", "_labels", "_parts")
+    __slots__ = ("_hash", "_inventable", "_labels", "_parts", "may_be_shared")
 
     def __init__(
         self,
@@ -50,6 +50,7 @@ class Key:
         inventable: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._labels = [check_part(name) for name in names]
+        self.may_be_shared: bool = any("path" in labels or "global" in labels for labels in self._labels)
         parts = [[(label, inventable(label)) for label in labels] for labels in self._labels]
         self._inventable = [part for part in parts if any(made_up for _, made_up in part)]
         self._parts = [_part(labels, pattern) for labels in self._labels]
@@ -74,10 +75,6 @@ class Key:
             label, value = (name.rpartition(".")[2], text) if text else ("ip", subject.address())
             found |= {label: value} if value else {}
         return list(found.items())
-
-    @property
-    def may_be_shared(self) -> bool:
-        return any("path" in labels or "global" in labels for labels in self._labels)
 
     @property
     def is_inventable(self) -> bool:

@@ -142,11 +142,8 @@ class CompiledRule:
 
     def named(self, subject: Subject, names: Names) -> str:
         """Return the owner of a bucket, such as ``ip=20….7``; empty if global."""
-        parts = self._parts(subject)
+        parts = self._key.named(subject, (subject.request.given_values or {}).get(self.name, ()))
         return " ".join([f"{label}={text}" for label, value in parts if (text := shown(label, value, names))])
-
-    def _parts(self, subject: Subject) -> list[tuple[str, str]]:
-        return self._key.named(subject, (subject.request.given_values or {}).get(self.name, ()))
 
     @property
     def tally(self) -> Tally | None:
@@ -159,7 +156,7 @@ class CompiledRule:
     def name_of(self, admission: Any) -> str:
         planner = admission.rules.planner
         subject = planner.subject(admission.request, admission.identified)
-        if self._key.may_be_shared and not self._parts(subject):
+        if self._key.may_be_shared and not self.named(subject, "full"):
             return EVERYBODY
         return self.named(subject, planner.names_shown)
 
