@@ -12,13 +12,13 @@ from weakref import ref
 from limitgate.internal_errors import logged_errors, raise_interruption
 from limitgate.process.forking import reset_in_children
 
-_made: dict[str, threading.local] = {}
+_made: dict[str, Any] = {}
 """Made by the first background thread: gevent and eventlet may replace threads after this import."""
 
 
 def is_background() -> bool:
     """True in background threads. Finalizers and log handlers may interrupt them while they hold locks."""
-    return bool(_made) and hasattr(_made["marks"], "is_background")
+    return bool(_made) and _made["marks"].is_background
 
 
 def daemon(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
@@ -38,7 +38,8 @@ def start(name: str, target: Callable[..., object], *args: Any) -> threading.Thr
 
 
 def _run(target: Callable[..., object], *args: Any) -> None:
-    _made.setdefault("marks", threading.local()).is_background = True
+    # A default of the class, because the search for a missing attribute is slow.
+    _made.setdefault("marks", type("Marks", (threading.local,), {"is_background": False})()).is_background = True
     with logged_errors():
         target(*args)
 

@@ -622,7 +622,7 @@ def test_a_lease_that_is_learned_of_as_the_thread_ends_goes_back(
         left = pause(at)
         if left is None and late:
             marks: Any = background._made["marks"]
-            del marks.is_background  # as if another thread asked
+            marks.is_background = False  # as if another thread asked
             store.spend(late.pop(), PATIENT)
             marks.is_background = True
         return left
