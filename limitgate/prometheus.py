@@ -70,7 +70,7 @@ class PrometheusObserver:
                 expected = "expected an empty folder that every worker may write to"
                 raise ConfigError(f"PROMETHEUS_MULTIPROC_DIR: {_folder()}: {error.strerror}, {expected}") from error
             if _is_multiprocess():
-                _remove_dead(Path(folder).iterdir() if (folder := _folder()) else ())
+                _remove_dead()
             else:
                 self._registry.register(metrics)
             _metrics[self._registry] = metrics
@@ -110,11 +110,10 @@ class MultiProcessCollector(multiprocess.MultiProcessCollector):
 
     def collect(self) -> Iterable[Metric]:
         """Collect the metrics of all workers."""
-        paths = [*Path(self._path).glob("*.db")]
         if self._path == _folder() and _metrics:
             # Elsewhere, for example in another container, the pids of the workers could be unknown.
-            _remove_dead(paths)
-        files = [str(path) for path in paths if _is_worker_file(path)]
+            _remove_dead()
+        files = [str(path) for path in Path(self._path).glob("*.db") if _is_worker_file(path)]
         try:
             return self._merged(files)
         except _UNREADABLE:
@@ -229,9 +228,11 @@ def _remove_gauges(pid: int) -> None:
         multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
-def _remove_dead(files: Iterable[Path]) -> None:
+def _remove_dead() -> None:
     """Remove gauges of ended workers, because some servers never call `child_exit`."""
-    for pid in {int(found[1]) for path in files if (found := _LIVE_GAUGES.fullmatch(path.name))}:
+    folder = _folder()
+    names = [path.name for path in Path(folder).glob("*.db")] if folder else []
+    for pid in {int(found[1]) for name in names if (found := _LIVE_GAUGES.fullmatch(name))}:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

@@ -25,6 +25,7 @@ from limitgate.http.client_ip import TrustedProxies, canonical
 from limitgate.http.paths import first_interpretation, interpretations
 from limitgate.http.request import LONGEST_VALUE, Request
 from limitgate.limiter.rule_bucket import BucketParts, RuleBucket
+from limitgate.limits.decision import Decision
 from limitgate.limits.limit import Limit
 from limitgate.messages.text import Names, expected_of, listed, printable, shown
 from limitgate.routes.overview import METHODS
@@ -97,11 +98,11 @@ class ClientState(NamedTuple):
     """Keys of the bucket if the path has a route."""
     if_of_pattern: str | None = None
 
-    def hint(self) -> str | None:
-        """Return what to check if the bucket is unused, or that of paths without a route."""
+    def hint(self, peeked: Decision | None = None) -> str | None:
+        """Return what to check if the bucket is unused, or that of paths without a route. Peeks if ``peeked`` is None."""
         if self.if_unused is None:
             return None
-        decision = self.bucket.peek()
+        decision = self.bucket.peek() if peeked is None else peeked
         if decision.allowed and not any(window.used for window in decision.windows):
             return self.if_unused
         return None if any(charge.key in self.of_route for charge, *_ in decision.evidence) else self.if_of_pattern

@@ -42,7 +42,7 @@ def _who(entry: Mapping[str, Any], names: Names) -> dict[str, Any]:
 
 
 def _masked(who: str) -> str:
-    """Mask a name. A masked name (with an ellipsis), a route, a digest (with ``#``) and `EVERYBODY` stay."""
+    """Mask a name. Return masked names (with an ellipsis), routes, digests (with ``#``) and `EVERYBODY` unchanged."""
     if who.startswith("#") or who == EVERYBODY:
         return who
     return " ".join([word if _is_shown(word) else _VALUE.sub(lambda value: masked(value[0]), word) for word in who.split(" ")])

@@ -68,7 +68,7 @@ class Poller:
     def start(self, *, in_children: bool = False, first: float | None = None) -> None:
         """Start the thread; with ``in_children``, only in forks. The thread keeps no reference to this object.
 
-        It polls after ``first`` seconds, by default after as many as between polls.
+        The first poll comes after ``first`` seconds. Default: the time between polls.
         """
         self._is_wanted = True
         if in_children or self.is_running:

@@ -258,7 +258,7 @@ def test_a_bucket_that_nobody_has_used_is_said_to_be_one(shop: Shop, tmp_path: P
 
 
 def test_a_bucket_of_paths_without_a_route_is_said_to_be_one(shop: Shop, tmp_path: Path) -> None:
-    """A ban of one route holds there, too, and is none of another route."""
+    """A ban of one route also holds for paths without a route. It does not hold for another route."""
     (tmp_path / "rules.yaml").write_text(RULES)
     words = ["--store", shop.url, "--key-prefix", shop.prefix, "--rules", "rules.yaml", "--rule", "api", *ANN]
     assert "this is the bucket" not in shop.run("ban", *words, "--path", "/api/orders/{id}", "-y").stdout

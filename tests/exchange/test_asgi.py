@@ -359,7 +359,7 @@ def test_what_is_done_to_a_refusal_does_not_reach_the_next(*, broken: bool) -> N
 def test_other_scopes_pass_through(kind: str) -> None:
     """A scope that is neither HTTP nor WebSocket is the application's: the same objects, unlooked at.
 
-    Of lifespan, the last message is waited for.
+    Under lifespan, the gate wraps ``send`` to end before the last message.
     """
     handed = []
 

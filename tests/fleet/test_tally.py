@@ -92,7 +92,7 @@ def test_only_a_bucket_that_all_share_is_everybody_s(key: list[str], expected: d
 
 
 def test_values_of_dependencies_name_clients(caplog: pytest.LogCaptureFixture) -> None:
-    """In the log, too. Whoever has none counts by address."""
+    """In the log, too. A client without a value counts by its address."""
     caplog.set_level("INFO", logger="limitgate")
 
     def current_user(request: Request) -> str | None:

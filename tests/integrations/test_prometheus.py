@@ -334,7 +334,7 @@ print(f"pid=\\"{{child}}\\"" in generate_latest(shared).decode())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("is_worker", [True, False])
 def test_a_worker_that_is_scraped_removes_gauges_of_those_that_ended(tmp_path: Path, *, is_worker: bool) -> None:
-    """Though no worker starts after them. Who is none may see other pids than they do."""
+    """No later worker has to start. A process that is no worker removes nothing, because it may see other pids."""
     assert script(ENDED.format(is_worker=is_worker), tmp_path) == [str(not is_worker)]
 
 

@@ -1,4 +1,4 @@
-"""A fork inherits blocks of its parent, and neither their slots nor their charges."""
+"""A forked child inherits its parent's blocks, but gives back neither their slots nor their charges."""
 
 from __future__ import annotations
 

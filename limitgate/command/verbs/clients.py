@@ -80,7 +80,8 @@ def peek(ctx: click.Context, /, *, as_json: bool, **options: Any) -> None:
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "peek")
-        decision, hint = state.bucket.peek(), state.hint()
+        decision = state.bucket.peek()
+        hint = state.hint(decision)
     if as_json:
         print_json(decision_fields(decision))
     elif len(options["words"]) == 1 and decision.allowed:
@@ -170,8 +171,8 @@ def pardon(ctx: click.Context, /, *, as_json: bool, yes: bool, dry_run: bool, re
     """
     with on_store(options, options["rules"]) as opened:
         state = state_of(opened, options, "pardon")
-        hint = state.hint()
-        was_banned = state.bucket.peek().is_ban
+        peeked = state.bucket.peek()
+        hint, was_banned = state.hint(peeked), peeked.is_ban
         if not dry_run:
             _confirm(f"Lift the ban of {state.typed}?", yes=yes)
             state.bucket.pardon(reason=reason)

@@ -202,7 +202,7 @@ def shown(store: object) -> str:
     scheme, mark, rest = store.partition("://")
     netloc, path, options = re.fullmatch(r"([^/?#]*)([^?#]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
     # After an @ it may be part of a password.
-    database = None if "@" in options else re.search(r"[?&](db=[0-9]{1,9})(?![^&])", options)
+    database = None if "@" in options else re.search(r"[?&](db=[0-9]{1,9})(?:&|\Z)", options)
     return f"{scheme}{mark}{netloc.rpartition('@')[2]}{path}{f'?{database[1]}' if database else ''}"
 
 
